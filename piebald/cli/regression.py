@@ -67,6 +67,9 @@ def glm(
     max_likelihood: Annotated[
         bool, typer.Option("--ml", help="In one stage, maximise the likelihood and not the restricted one.")
     ] = False,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Print average marginal effects as well, with delta-method errors.")
+    ] = False,
     epsilon: Epsilon = None,
     delta: Delta = None,
     bounds: Bounds = None,
@@ -79,7 +82,7 @@ def glm(
     settings: dict[str, Any] = {
         "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
         "random_intercept": random_intercept, "reml": not max_likelihood, "event": event, "power": power,
-        "noise": _noise(epsilon, delta, bounds), "formula": parsed,
+        "noise": _noise(epsilon, delta, bounds), "formula": parsed, "effects": effects,
     }  # fmt: skip
     statistics.print_model(
         options, statistics.fitted(options, file, fit_glm, GlmOptions, settings, columns), _about_glm

@@ -350,11 +350,16 @@ def fitted(
 
 def print_model(options: SharedOptions, model: Any, about: Callable[[Any], str]) -> None:
     """Print what was fitted, and sentences about it."""
-    save_tables(options.save or (), [(model.table(), model.publication())])
+    effects = getattr(model, "effects", None)
+    tables = [(fit.table(), fit.publication()) for fit in (model, effects) if fit is not None]
+    save_tables(options.save or (), tables)
     if options.as_json:
         return print_json(model.plain())
-    print_table(model.table(), width=WIDTH)
+    print_table(tables[0][0], width=WIDTH)
     print("\n" + about(model))
+    for table, _ in tables[1:]:
+        print("\nAverage marginal effects\n")
+        print_table(table, width=WIDTH)
 
 
 def _print(answer: FederatedStatistics) -> None:

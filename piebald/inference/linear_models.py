@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from piebald.core.moments import Floats
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import TARGET, asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
+from piebald.inference.models.computed import Computed
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.inference.models.formula import Formula, with_formula
 from piebald.inference.models.likelihood import Likelihood
@@ -32,6 +33,28 @@ from piebald.inference.pooled_statistics import FEW, Estimates
 INTERCEPT = "(intercept)"
 RandomIntercept = Literal["one_stage", "two_stage"]
 _Pairs = Mapping[str, Any]
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MarginalEffects(Estimates):
+    """By how much the mean changes for one more unit of a column, on average over the rows; see `Estimates`.
+
+    It is the average slope, as `get_margeff` of statsmodels has it, also for columns of 0 and 1; errors are by the
+    delta method.  Rows count by their weights.
+
+    Attributes:
+        freedom: degrees of freedom of Student's t, those of the model.
+    """
+
+    what: ClassVar[str] = "effect"
+
+    freedom: float = math.inf
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of Student's t; infinite for the normal distribution."""
+        return self.freedom
 
 
 @checked_class
@@ -51,6 +74,7 @@ class Glm(Estimates):
             error; None for other families.
         log_likelihood: of the model; None for "gaussian" with weights, "gamma" and "tweedie".
         deviance, null_deviance: of the model, and of one with an intercept alone.
+        effects: average marginal effects, None where they were not asked for.
     """
 
     family: Family
@@ -64,6 +88,7 @@ class Glm(Estimates):
     log_likelihood: float | None
     deviance: float
     null_deviance: float
+    effects: MarginalEffects | None = None
 
     def __repr__(self) -> str:
         """Return the model in one line."""
@@ -81,6 +106,11 @@ class Glm(Estimates):
             return self.clusters - 1
         by_model = self.family == "gaussian" and self.error_kind == "model"
         return self.rows - len(self.names) if by_model else math.inf
+
+    def plain(self) -> dict[str, Any]:
+        """Return the model as JSON values, with the effects that were asked for."""
+        plain = super(Glm, replace(self, effects=None)).plain()
+        return plain | {"effects": None if self.effects is None else self.effects.plain()["coefficients"]}
 
 
 @checked_class
@@ -159,6 +189,7 @@ def glm(
     cluster: str | None = None,
     random_intercept: RandomIntercept | None = None,
     reml: bool = True,
+    effects: bool = False,
     client: str | None = None,
     split: Split = "train",
     features: Sequence[str] | None = None,
@@ -201,6 +232,7 @@ def glm(
         random_intercept: "one_stage" for a mixed model with a random intercept of each client; "two_stage" to fit a
             model at each client and pool the coefficients.
         reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
+        effects: also average marginal effects, by one more question; of families with one linear predictor.
         categories: the values of columns of codes, of which each but the first has a coefficient.
         max_iterations: questions to the clients, at most, for each likelihood that is maximised.
         epsilon, delta: what all questions of the model together spend of each client's rows, of which one may take the
@@ -226,7 +258,7 @@ def glm(
     parsed, columns, target = with_formula(formula, columns, target)
     options = GlmOptions(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
-        NoiseOptions.of(epsilon, delta, bounds, rounds), event, power, parsed,
+        NoiseOptions.of(epsilon, delta, bounds, rounds), event, power, parsed, effects,
     )  # fmt: skip
     owners = asked_owners(clients, client, prepare, (client,))
     with asked_tables(owners, client, options, split, features, categories) as asked:
@@ -251,6 +283,7 @@ class GlmOptions:
     event: str | None = None
     power: float = 1.5
     formula: Formula | None = None
+    effects: bool = False
 
     def family_of(self, asked: ModelColumns) -> Family:
         """Return the family, by default what the target is, as far as it is known before the first question."""
@@ -269,6 +302,11 @@ class GlmOptions:
         if self.random_intercept == "one_stage" and self.family not in (None, "gaussian", "binomial", "poisson"):
             raise SettingError(
                 f"the family {self.family!r} has no random intercept in one stage: take 'two_stage', or another family"
+            )
+        if self.effects and (self.random_intercept or self.noise or self.family in ("ordinal", "multinomial")):
+            raise SettingError(
+                "marginal effects are of one linear predictor, without random intercepts and noise: leave effects out, "
+                "or take another family"
             )
         if not 1 < self.power < 2:
             raise SettingError(f"power must be between 1 and 2, got {self.power:g}: 1 is poisson, and 2 gamma")
@@ -323,11 +361,12 @@ def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | Pool
             model.remarks.append(f"{target} seems to have no values but 0 and 1: the family binomial is of their odds.")
         log_likelihood = -model.rows / 2 * (math.log(2 * math.pi * fit.sums.deviance / model.rows) + 1)
         log_likelihood = None if options.weights is not None else log_likelihood
-    return Glm(
+    fitted = Glm(
         **model.kind_of_errors(clusters), **model.estimates(fit.point, covariance), **common, dispersion=fit.dispersion,
         alpha=alpha, alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
         log_likelihood=log_likelihood, deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
     )  # fmt: skip
+    return replace(fitted, effects=model.effects(fit.point[:width], fitted)) if options.effects else fitted
 
 
 class ModelOfRows:
@@ -482,6 +521,32 @@ class ModelOfRows:
         if not self.plan.has_times:
             factor = clusters / (clusters - 1) * (self.rows - 1) / (self.rows - self.plan.width)
         return factor * inverse @ outer @ inverse, clusters
+
+    def effects(self, point: Floats, fitted: Glm) -> MarginalEffects:
+        """Return average marginal effects.
+
+        Args:
+            point: coefficients of standard scores [width], at which slopes are asked for.
+            fitted: the model in units of the columns.
+        """
+        answer = self.ask("slopes", point) / self.weight
+        slope, curves = answer[0], answer[1:]
+        # the average of the second derivative times each column in its own unit, after that of the intercept
+        curves = np.concatenate([curves[:1], self.scale.mean * curves[0] + self.scale.spread * curves[1:]])
+        own = fitted.coefficients[1:]
+        terms = [name for name, column in zip(fitted.names[1:], self.plan.columns, strict=True)
+                 if isinstance(column, Computed)]  # fmt: skip
+        # an effect is b_j times the average slope, which depends on all coefficients
+        by_coefficient = np.outer(own, curves)
+        by_coefficient[:, 1:] += slope * np.eye(len(own))
+        covariance = by_coefficient @ fitted.covariance @ by_coefficient.T
+        remark = f"Effects of {', '.join(terms)} are of the term alone, the columns in it held."
+        return MarginalEffects(
+            names=fitted.names[1:], coefficients=slope * own, errors=np.sqrt(np.diag(covariance)),
+            freedom=fitted.degrees, covariance=covariance,
+            rows=fitted.rows, dropped=fitted.dropped, clients=fitted.clients, iterations=1,
+            remarks=(remark,) if terms else (),
+        )  # fmt: skip
 
     def kind_of_errors(self, clusters: int | None) -> dict[str, Any]:
         """Return the fields of a model that say where its errors come from, and remark that clusters are few.

@@ -361,6 +361,7 @@ class Estimates(PooledResult):
     """
 
     letter: ClassVar[str] = "z"
+    what: ClassVar[str] = "coefficient"
 
     names: tuple[str, ...]
     coefficients: Floats
@@ -417,7 +418,7 @@ class Estimates(PooledResult):
         letter = self.letter if math.isinf(self.degrees) else "t"
         columns = (self.coefficients, self.errors, self.statistics, self.p_values, *self.interval().T)
         rows = zip(self.names, *(column.tolist() for column in columns), strict=True)
-        heading = ("", "coefficient", "std. error", letter, "p", "2.5 %", "97.5 %")
+        heading = ("", self.what, "std. error", letter, "p", "2.5 %", "97.5 %")
         table = ResultTable(rows, heading, notes=self.notes)
         if self.ratio is None:
             return table
@@ -430,7 +431,7 @@ class Estimates(PooledResult):
 
     def publication(self) -> ResultTable:
         """Return a table of the ratios, or of the coefficients where there are none, with 95 % intervals and p."""
-        kind, ratios = self.ratio or "coefficient", self.ratio is not None
+        kind, ratios = self.ratio or self.what, self.ratio is not None
         numbers = np.column_stack([self.coefficients, self.interval()])
         with np.errstate(over="ignore"):
             numbers = np.exp(numbers) if ratios else numbers

@@ -101,6 +101,7 @@ def fitted_scale(columns: list[str]) -> tuple[Any, Any]:
         ("poisson", ["age", "dose"], "scores", [0.7, 0.0, 0.0]),
         ("poisson", ["dose"], "random", [0.7, 0.0, 0.3]),
         ("gaussian", ["dose"], "two_stage", [0.0] * 4),
+        ("poisson", ["age", "dose"], "slopes", [0.7, 0.1, -0.1]),
         ("cox", ["dose", "arm"], "likelihood", [0.2, 0.1]),
         ("cox", ["dose"], "schoenfeld", [0.2, 0.0]),
         ("survival", ["arm"], "counts", [15.0, 60.0]),
@@ -136,6 +137,7 @@ def test_one_large_coefficient_gives_no_whole_row(policy: Policy, size: float) -
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("family", "ask_for", "extra"), [("poisson", "random", [1.0]), ("poisson", "scores", []), ("cox", "likelihood", []),
+                                     ("poisson", "slopes", []),
                                      ("cox", "scores", []), ("cox", "schoenfeld", [0.0])],
 )  # fmt: skip
 def test_large_coefficients_of_other_questions_are_refused(

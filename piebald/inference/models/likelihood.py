@@ -103,6 +103,18 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0, po
     return RowTerms(value, deviance, 0 * y, (size * apart / total, -size * slope), weights)
 
 
+def slopes(family: str, eta: Floats) -> tuple[Floats, Floats]:
+    """Return the first and the second derivative of the mean by the linear predictor [n], of families with one."""
+    if family == "gaussian":
+        return np.ones_like(eta), np.zeros_like(eta)
+    if family == "binomial":
+        small = np.exp(-np.abs(eta))
+        first = small / np.square(1 + small)
+        return first, -np.tanh(eta / 2) * first  # 1 - 2 mean
+    mean = np.exp(np.minimum(eta, _LARGEST))
+    return mean, mean
+
+
 def _power_terms(y: Floats, eta: Floats, power: float) -> RowTerms:
     """Return the terms of rows whose variance is the power of the mean, 2 for the gamma distribution.
 

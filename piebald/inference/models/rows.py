@@ -201,7 +201,7 @@ DISPERSED = ("gaussian", "gamma", "tweedie")  # whose dispersion is that of Pear
 Ties = Literal["efron", "breslow"]
 
 
-Ask = Literal["moments", "likelihood", "scores", "random", "two_stage", "schoenfeld", "counts", "logrank"]
+Ask = Literal["moments", "likelihood", "scores", "random", "two_stage", "slopes", "schoenfeld", "counts", "logrank"]
 
 
 HEADS = 8  # sums before those of columns, in answers about moments
@@ -326,6 +326,7 @@ class ModelPlan(BaseModel):
             "scores": 1 + parameters**2,
             "random": 4 + 3 * (width + 1) ** 2 if self.family == "gaussian" else 3 + (width + 1) * (width + 2),
             "two_stage": 5 * parameters,
+            "slopes": 1 + width,
             "schoenfeld": 3 + width,
             "counts": 2 * groups * numbers,
             "logrank": 2 * groups + groups**2,

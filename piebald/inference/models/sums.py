@@ -50,6 +50,7 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
         ask: the question: "moments" of the columns, around a centre; the "likelihood" at a point and its derivatives;
             outer products of clusters' "scores" there; "random" intercepts, at a ratio of variances or a point;
             the client's own model for a "two_stage" estimate, around a centre and with variances between clients;
+            "slopes" of the mean at a point, and how these change with the parameters;
             "schoenfeld" residuals at a point, with the number of a function of time, or a table of it; "counts" of
             times; the "logrank" test of the client's own rows.
         rows: the client's rows.
@@ -139,6 +140,19 @@ def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
     return np.concatenate([np.ones(width), weight, weight * apart, weight * np.square(apart), np.square(weight)])
 
 
+def _slopes(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    return _slopes_of_rows(plan, rows, scale, point).sum(0)
+
+
+def _slopes_of_rows(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
+    """Return slopes of the mean by the linear predictor, and regressors times slopes of slopes [n, 1 + width]."""
+    if plan.has_times or plan.levels:
+        raise SettingError(f"a model of the family {plan.family!r} has no slope of one mean: take another family")
+    x = rows.design(plan, scale)
+    first, second = likelihoods.slopes(plan.family, x @ point + rows.offset)
+    return np.column_stack([first, second[:, None] * x]) * rows.weight[:, None]
+
+
 def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     x, died, width = rows.design(plan, scale), rows.y > 0, plan.width
     kind, table = point[width], point[width + 1 :].reshape(2, -1)
@@ -191,7 +205,7 @@ def partial_likelihoods(
 
 _ANSWERS: dict[Ask, Callable[[ModelPlan, ModelRows, Scale, Floats], Floats]] = {
     "moments": _moments, "likelihood": _likelihood, "scores": _scores, "random": _random, "two_stage": _two_stage,
-    "schoenfeld": _schoenfeld, "counts": _counts, "logrank": _logrank,
+    "slopes": _slopes, "schoenfeld": _schoenfeld, "counts": _counts, "logrank": _logrank,
 }  # fmt: skip
 
 
@@ -296,6 +310,10 @@ def _two_stage_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Flo
         yield from _likelihood_by_row(plan, rows, scale, fit.point, rules)
 
 
+def _slopes_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats, rules: Disclosure) -> Blocks:
+    yield _slopes_of_rows(plan, rows, scale, point)
+
+
 def _schoenfeld_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats, rules: Disclosure) -> Blocks:
     kind, died = int(point[plan.width]), rows.y > 0
     if kind not in range(len(TRANSFORMS)):
@@ -336,6 +354,6 @@ def _logrank_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Float
 
 _CONTRIBUTIONS: dict[Ask, Callable[[ModelPlan, ModelRows, Scale, Floats, Disclosure], Blocks]] = {
     "moments": _moments_by_row, "likelihood": _likelihood_by_row, "scores": _scores_by_row, "random": _random_by_row,
-    "two_stage": _two_stage_by_row, "schoenfeld": _schoenfeld_by_row, "counts": _counts_by_row,
-    "logrank": _logrank_by_row,
+    "two_stage": _two_stage_by_row, "slopes": _slopes_by_row, "schoenfeld": _schoenfeld_by_row,
+    "counts": _counts_by_row, "logrank": _logrank_by_row,
 }  # fmt: skip
