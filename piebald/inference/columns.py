@@ -59,6 +59,15 @@ class ClientColumns:
         return as_text(self.numbers[name])
 
 
+def client_names(client: str | None) -> set[str]:
+    """Return the names by which columns may ask for the client of a row, where no column has them.
+
+    Args:
+        client: the column that names the clients of rows, None where there is none.
+    """
+    return {"client", client or "site"}
+
+
 def as_text(values: Floats) -> NDArray[np.object_]:
     """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
     import pandas as pd

@@ -29,7 +29,8 @@ from piebald.data.preparation.answers import (
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.experiments.file import ExperimentSettings, Plan, wants_preparation
 from piebald.experiments.run_settings import RunSettings
-from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions, client_names
+from piebald.inference.columns import client_names
+from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.queries.columns import from_limbs
 from piebald.inference.queries.prepare import (

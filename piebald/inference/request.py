@@ -212,6 +212,8 @@ class StatisticsRequest:
         secure: whether sums leave clients under masks.
         epsilon, delta: the privacy budget of the question; None for no noise.
         noise_at: who adds noise; under masks clients do.
+        client: the column that names clients, None where there is none.
+        counted: columns that are counted at each client, in tables with it.
     """
 
     quantiles: tuple[float, ...]
@@ -225,6 +227,8 @@ class StatisticsRequest:
     epsilon: float | None = None
     delta: float | None = None
     noise_at: NoiseAt = "client"
+    client: str | None = None
+    counted: tuple[str, ...] = ()
 
     @property
     def noise(self) -> float:
@@ -254,7 +258,7 @@ class StatisticsRequest:
         for name in self.bounds:
             if name not in numbers:
                 raise unknown("column of numbers to give bounds of,", name, numbers)
-        for name in [*self.categories, *itertools.chain(*self.tables)]:
+        for name in [*self.categories, *self.counted, *itertools.chain(*self.tables)]:
             if name not in numbers and name not in texts:
                 raise unknown("column", name, [*numbers, *texts])
         for name in {*self.categories} & {*numbers}:
@@ -302,6 +306,7 @@ def statistics_request(
     epsilon: float | None = None,
     delta: float | None = None,
     noise_at: NoiseAt = "client",
+    client: str | None = None,
 ) -> StatisticsRequest:
     """Return a checked request; the arguments are those of `statistics`.
 
@@ -314,6 +319,7 @@ def statistics_request(
         {name: _checked_bounds(name, ends) for name, ends in (bounds or {}).items()},
         {name: _checked_categories(name, values) for name, values in (categories or {}).items()},
         tuple(map(_checked_pair, tables)), by_client, split, secure, epsilon, delta, noise_at,
+        client,
     )  # fmt: skip
 
 

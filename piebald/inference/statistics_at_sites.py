@@ -7,6 +7,7 @@ statistic is known to the bit.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +26,7 @@ from piebald.core.randomness import NoiseSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.column_models import DateColumn
 from piebald.data.preparation.preparation import OTHER, PrepareSettings
-from piebald.inference.columns import TARGET, asked_owners, columns_of, input_names, target_columns
+from piebald.inference.columns import TARGET, asked_owners, client_names, columns_of, input_names, target_columns
 from piebald.inference.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
 from piebald.inference.queries.columns import MOST_KEYS, PARTS, MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.inference.request import STEP, Bins, NoiseAt, Quantiles, StatisticsRequest, SumPlan, statistics_request
@@ -310,11 +311,42 @@ def statistics_at_sites(
     """
     columns = AskedColumns.of(clients, features)
     sites = AskedSites(runtime, work, clients.names, say)
-    told = (
+    request, pairs = _without_clients(request, columns)
+    told, plan = (
         _hidden(sites, work, columns, request, ledger) if request.hides_rows
         else _exact(sites, clients, columns, request, say)
     )  # fmt: skip
-    return replace(told, dates=_dates_of(clients) & {*told.numbers})
+    tables = {**told.tables, **_by_client(sites, plan, pairs)}
+    # as they were asked for
+    tables = {pair: tables[pair] for pair in (*request.tables, *pairs)}
+    return replace(told, tables=tables, dates=_dates_of(clients) & {*told.numbers})
+
+
+def _without_clients(
+    request: StatisticsRequest, columns: AskedColumns
+) -> tuple[StatisticsRequest, dict[tuple[str, str], str]]:
+    """Return the request without tables of clients by a column, and the column of each, which is counted alone."""
+    mine = client_names(request.client) - {*columns.names}
+    pairs = {pair: other for pair in request.tables for own, other in (pair, pair[::-1]) if own in mine}
+    if pairs and (request.secure or request.central):
+        raise SettingError("a table by client shows what secure, or noise at the server, is to hide: leave it out")
+    tables = tuple(pair for pair in request.tables if pair not in pairs)
+    return replace(request, tables=tables, counted=tuple(pairs.values())), pairs
+
+
+def _by_client(
+    sites: AskedSites, plan: SumPlan | None, pairs: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, str], Table]:
+    """Return tables of clients by a column, from the counts of each client."""
+    tables = dict[tuple[str, str], Table]()
+    if plan is None:
+        return tables
+    own = {sites.names[client]: _categorical(plan, sums)[0] for client, sums in sorted(sites.open_sums.items())}
+    for (first, second), other in pairs.items():
+        lines = {name: dict(counts[other].counts) for name, counts in own.items()}
+        across = {value: {name: line[value] for name, line in lines.items()} for value in plan.categories[other]}
+        tables[first, second] = lines if other == second else across
+    return tables
 
 
 def _dates_of(clients: Clients) -> frozenset[str]:
@@ -336,6 +368,7 @@ def stated_questions(
         SettingError: an argument is wrong.
     """
     columns = AskedColumns.of(clients, features)
+    request, _ = _without_clients(request, columns)
     if request.hides_rows:
         return [_hidden_question(columns, request)[0]]
     request, few = _few_questions(clients, columns, request)
@@ -349,15 +382,16 @@ def stated_questions(
 
 def _exact(
     sites: AskedSites, clients: Clients, columns: AskedColumns, request: StatisticsRequest, say: Callable[[str], None]
-) -> FederatedStatistics:  # fmt: skip
-    """Return exact statistics."""
+) -> tuple[FederatedStatistics, SumPlan | None]:  # fmt: skip
+    """Return exact statistics, and the sums that categories were counted by."""
     # a class may have bounds as well, of its numbers
     request.check_columns([name for name in columns.names if name not in columns.coded], [*columns.categories])
     request, few = _few_questions(clients, columns, request)
     answers = ExactAnswers(sites, request.split, columns.targets)
     taking_part, tables = [sites.names[client] for client in answers.clients], dict[tuple[str, str], Table]()
     numbers, by_client = answers.columns(columns.names, taking_part, request, few, say)
-    if request.categories or request.tables:
+    plan = None
+    if request.categories or request.tables or request.counted:
         categories = {**columns.categories, **request.categories}
         query, plan = _sums_question(columns, replace(request, bins=None, bounds={}, categories=categories))
         texts, tables = _categorical(plan, sites.sums(query, None)[1])
@@ -370,10 +404,11 @@ def _exact(
     apart = {name for name in columns.categories if name in texts or name != TARGET}
     if (uncounted := sorted(apart - {*texts})) and request.bins is not None:
         say(f"categories of {', '.join(uncounted)} are not told beside histograms: ask for them without bins")
-    return FederatedStatistics(
+    told = FederatedStatistics(
         taking_part, "exact", [moments.rows for moments in answers.moments], _without(numbers, apart), texts, tables,
         {client: _without(own, apart) for client, own in by_client.items()}, left_out=sites.left_out,
     )  # fmt: skip
+    return told, plan
 
 
 def _without(numbers: Mapping[str, NumberColumn], texts: Collection[str]) -> dict[str, NumberColumn]:
@@ -385,8 +420,8 @@ def _few_questions(
 ) -> tuple[StatisticsRequest, bool]:  # fmt: skip
     """Return the request with bounds of the numbers of categories, and whether one question about counts is enough."""
     if isinstance(clients, TableClients):  # which answer as often as they are asked
-        counted = {name for pair in request.tables for name in pair if name not in columns.categories}
-        present = {name: clients.categories(name) for name in sorted(counted - {*request.categories})}
+        named = {*request.counted, *itertools.chain(*request.tables)} - {*columns.categories, *request.categories}
+        present = {name: clients.categories(name) for name in sorted(named)}
         return replace(request, categories={**request.categories, **present}), False
     if request.bins is not None:
         # each number is in the middle of a bin
@@ -427,8 +462,8 @@ def _category_counts(
 
 def _hidden(
     sites: AskedSites, work: ClientWork, columns: AskedColumns, request: StatisticsRequest, ledger: Ledger | None
-) -> FederatedStatistics:  # fmt: skip
-    """Return statistics from sums that hide single rows."""
+) -> tuple[FederatedStatistics, SumPlan]:  # fmt: skip
+    """Return statistics from sums that hide single rows, and what these are of."""
     masking, noise = work.masking if request.secure else None, request.noise
     assert masking is None or isinstance(masking, SecureAggregation)
     query, plan = _hidden_question(columns, request)
@@ -446,10 +481,11 @@ def _hidden(
     spent = None
     if request.delta is not None:
         spent = budget([noise], request.delta, "server" if request.central else "site")
-    return FederatedStatistics(
+    told = FederatedStatistics(
         [sites.names[client] for client in clients], mode, None, plan.numbers(total, request.quantiles), texts, tables,
         privacy=spent, noise=deviation, left_out=sites.left_out,
     )  # fmt: skip
+    return told, plan
 
 
 def _hidden_question(
@@ -467,7 +503,8 @@ def _hidden_question(
     request.check_columns(numbers, [*columns.categories])
     request = replace(request, categories={**columns.coded, **request.categories})
     # the categories of a class are known from the clients' description
-    in_tables = [name for pair in request.tables for name in pair if name in columns.unclassed]
+    named = (*request.counted, *itertools.chain(*request.tables))
+    in_tables = [name for name in named if name in columns.unclassed]
     request.check_hidden(numbers, [*columns.coded, *in_tables])
     query, plan = _sums_question(columns, request)
     if request.epsilon is not None and not request.central:
@@ -554,7 +591,8 @@ def statistics(
         categories: the categories of columns, by name; by default those that clients have.  Under `secure` or
             `epsilon` clients do not say them, so only columns with stated categories are counted; one of numbers that
             has bounds, too, is counted and added up.
-        tables: pairs of columns to count together; whole numbers count as categories, too.
+        tables: pairs of columns to count together; whole numbers count as categories, too, and so does `client`, which
+            may also be called "client".
         by_client: also each client's own columns of numbers.
 
     Args: Privacy
@@ -584,7 +622,7 @@ def statistics(
         (3, 1, 40.0, 40.0)
     """
     request = statistics_request(
-        quantiles, bins, bounds, by_client, categories, tables, "train", secure, epsilon, delta, noise_at
+        quantiles, bins, bounds, by_client, categories, tables, "train", secure, epsilon, delta, noise_at, client
     )
     if ledger is not None and epsilon is None:
         raise SettingError("ledger belongs to noise: give epsilon, too, or leave it out")

@@ -43,6 +43,35 @@ def frame() -> pandas.DataFrame:
     return table
 
 
+@pytest.mark.parametrize("named", ["site", "client"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_column_of_clients_is_one_of_a_contingency_table(named: str, first: bool, frame: pandas.DataFrame) -> None:
+    pairs = [(named, name) if first else (name, named) for name in ("colour", "whole")]
+    found = statistics(frame, client="site", quantiles=(), tables=[*pairs, ("colour", "whole")])
+    assert {*found.tables} == {*pairs, ("colour", "whole")}
+    for pair in pairs:
+        crossed = pandas.crosstab(*(frame["site" if name == named else name] for name in pair))
+        assert found.tables[pair] == {
+            str(value): {str(other): count for other, count in line.items()} for value, line in crossed.T.items()
+        }
+    words = {"colour": sorted(frame.colour.dropna().unique())}
+    noisy = statistics(
+        frame, client="site", columns=["colour"], quantiles=(), tables=[(named, "colour")], categories=words,
+        epsilon=50, delta=1e-5, noise_at="client",
+    )  # fmt: skip
+    assert noisy.noise > 0
+    counts = np.array([[*line.values()] for line in noisy.tables[named, "colour"].values()])
+    right = pandas.crosstab(frame.site, frame.colour).to_numpy()
+    assert 0 < np.abs(counts - right).max() < 10 * noisy.noise
+
+
+def test_a_table_by_client_is_refused_where_clients_hide_in_a_sum(frame: pandas.DataFrame) -> None:
+    words: dict[str, Any] = {"columns": ["colour"], "categories": {"colour": ["blue", "red"]}, "quantiles": ()}
+    for hidden in ({"secure": True}, {"epsilon": 1.0, "delta": 1e-5}):
+        with pytest.raises(SettingError, match="a table by client shows what"):
+            statistics(frame, client="site", tables=[("site", "colour")], **words, **hidden)
+
+
 def test_statistics_are_those_of_the_pooled_rows(frame: pandas.DataFrame) -> None:
     found = statistics(frame, client="site", quantiles=SHARES, bins=7, tables=[("colour", "whole")], by_client=True)
     assert found.rows is not None

@@ -21,7 +21,7 @@ from piebald.core.moments import Floats, merged
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.column_models import NumericColumn
 from piebald.data.preparation.columns import are_classes, in_order
-from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, columns_of
+from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, client_names, columns_of
 from piebald.inference.models.computed import CLIENT, Column, Computed, Term, terms_of_column
 from piebald.inference.models.formula import Formula
 from piebald.inference.models.rows import MOST_COLUMNS, Ask, ModelPlan, ModelRows, model_rows
@@ -47,15 +47,6 @@ _CODED = re.compile(r"C\((.+)\)")  # a column whose values are categories, as in
 
 def _is_number(word: str) -> bool:
     return bool(re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", word))
-
-
-def client_names(client: str | None) -> set[str]:
-    """Return the names by which a model's columns may ask for the client of a row, where no column has them.
-
-    Args:
-        client: the column that names the clients of rows, None where there is none.
-    """
-    return {"client", client or "site"}
 
 
 class ModelColumns:

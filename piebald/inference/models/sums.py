@@ -141,7 +141,7 @@ def _two_stage(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
 
 
 def _slopes(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
-    return _slopes_of_rows(plan, rows, scale, point).sum(0)
+    return np.asarray(_slopes_of_rows(plan, rows, scale, point).sum(0))
 
 
 def _slopes_of_rows(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
