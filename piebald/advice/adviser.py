@@ -359,7 +359,8 @@ def _answer(
     by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
-    plain_alone = strongest_plain(alone, _plain_models(finished[0], runs), runs)
+    plain_models = _plain_models(finished[0], runs)
+    plain_alone = strongest_plain(alone, plain_models, runs)
     chosen, verdict = choose(
         finished, label_alone, naive, runs, is_dear, {} if plain_alone is None else plain_alone.validation
     )
@@ -386,7 +387,8 @@ def _answer(
     if together is None and alone is not None:  # one model for all may have been dropped because of such sites
         at_odds += odd_sites(*_same_rung(alone, runners), {}, runs.metric, higher)
     at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
-    averaged = ensemble([runner for runner in raced if runner.state == "finished"], chosen, tested, runs, refit)
+    ended = [runner for runner in raced if runner.state == "finished"]
+    averaged = ensemble(ended, chosen, tested, runs, refit, plain_models)
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     advice = Advice(

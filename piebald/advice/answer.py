@@ -555,7 +555,7 @@ class Advice(Tabular):
         low, high = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
         amount = self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)
         score = MetricFormat(self.metric).value(self.ensemble.score)
-        models = plural(len(self.ensemble.members), "model")
+        models = plural(self.ensemble.most, "model")
         rows = f"{self.ensemble.rows} rows, one seed"
         return f"the mean of {models} has {score} on {rows}; against {self.recommended} {amount}."
 
@@ -563,14 +563,14 @@ class Advice(Tabular):
         """Return the members of the ensemble, what they cost, and how their mean is taken."""
         if self.ensemble is None:
             return ""
-        members = [f"{x.name}{f' ({x.count} times)' if x.count > 1 else ''}" for x in self.ensemble.members]
+        members = [f"{x.name} ({100 * x.shares.mean():.0f} %)" for x in self.ensemble.members if x.shares.any()]
         # training alone sends nothing, and nothing has no multiple
         times = self.ensemble.bytes / self.cost.bytes if self.cost.bytes else 0.0
         sent = f", {times:.2g} times as much as {self.recommended}" if times else ""
-        use = f"  piebald predict {self.folder / ENSEMBLE} ROWS takes the mean." if self.folder else ""
+        use = f"  piebald predict {self.folder / ENSEMBLE} ROWS --client NAME takes the mean." if self.folder else ""
         return (
-            f"The ensemble: {names(members)}.  Each client keeps and asks {plural(len(members), 'model')}, and a run "
-            f"of all sends {size(round(self.ensemble.bytes))}{sent}.{use}"
+            f"The ensemble: {names(members)}.  Each client keeps and asks {plural(self.ensemble.most, 'model')} at "
+            f"most, and a run of all sends {size(round(self.ensemble.bytes))}{sent}.{use}"
         )
 
     def _more_lines(self) -> list[str]:

@@ -1,11 +1,13 @@
-"""An ensemble of what the race has trained to the end: the mean of the predictions of several of its runs.
+"""An ensemble of what the race has trained to the end: the mean of the predictions of several models.
 
 Models that were trained in different ways err on different rows, so that their mean is often better than the best.
-Members are selected greedily on validation rows, with replacement: the run whose addition makes the mean best by the
-metric, ten times, of which the best beginning is kept.  A run that is added twice counts twice.
+Members are selected greedily on validation rows, with replacement: the model whose addition makes the mean best by the
+metric, ten times, of which the best beginning is kept; one that is added twice counts twice.  The plain models that
+each client fits alone may be members, as well.  Each client also selects by its own validation rows alone, which counts
+the more, the more of them it has: n rows against the hundred that the selection of all clients is worth.
 
 When the members are chosen, validation rows have done their work: each member is trained once more, on these rows as
-well, as far as the budget goes, and the new run counts as much as the old one.  What it gains cannot be known before
+well, as far as the budget goes, and the new model counts as much as the old one.  What it gains cannot be known before
 test rows are looked at, which happens once, at the end; a run that had bad luck is one of two.
 
 Source: Caruana, Niculescu-Mizil, Crew and Ksikes, *Ensemble selection from libraries of models*, International
@@ -15,14 +17,13 @@ Conference on Machine Learning 2004.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,54 +33,58 @@ from piebald.advice.tuning.space import Budget, Cost
 from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
 from piebald.contracts import Split
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.objective import Objective
+from piebald.engines.scoring import value_of
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
 from piebald.report.paired import Difference, Scores
 from piebald.report.verdict import compared
+from piebald.runs.averaged import StoredMember, write_members
 from piebald.runs.compare import folder_name
-from piebald.runs.finished_run import Run
+from piebald.runs.plain_models import PlainModel, PlainModels
 from piebald.runs.run import opened
 from piebald.storage.store import RunStore
 
 Floats = NDArray[np.float64]
 STEPS = 10  # of the selection
+WORTH = 100  # validation rows of a client that count as much as the selection of all, see `benchmarks/advise`
 _MOST_CLIENTS = 200  # of more, making each one's own models would take minutes
 
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """A run in an ensemble.
+    """A run, or a plain model that each client fits alone, in an ensemble.
 
     Attributes:
-        runner: its method and its settings.
-        folder: of the run.
-        count: how often it counts in the mean.
-        bytes: that it has sent, both ways.
+        name: its method and its settings in words.
+        shares: how much of the mean it is for each client [c].
         on_all_rows: whether it was trained on validation rows as well.
+        runner: its method and its settings, None for a plain model.
+        folder: of the run, None for a plain model.
+        bytes: that the run has sent, both ways.
+        plain: the plain model's name, and the models of all clients by which it is one; None for a run.
     """
 
-    runner: Runner
-    folder: Path
-    count: int
-    bytes: int
+    name: str
+    shares: Floats
     on_all_rows: bool = False
+    runner: Runner | None = None
+    folder: Path | None = None
+    bytes: int = 0
+    plain: tuple[str, PlainModels] | None = None
 
-    @property
-    def name(self) -> str:
-        """Its method and its settings in words."""
-        return f"{self.runner.name} on all rows" if self.on_all_rows else self.runner.name
-
-    def plain(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """As values for JSON."""
-        return {"name": self.name, "count": self.count, "on_all_rows": self.on_all_rows}
+        return {"name": self.name, "share": float(self.shares.mean()), "on_all_rows": self.on_all_rows}
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The mean of the predictions of several runs.
+    """The mean of the predictions of several models.
 
     Attributes:
-        members: the runs, those that count most first.
+        members: the models, those that count most first.
+        clients: the names of the clients, in the order of their shares.
         rows: the rows on which it was scored at the end: "test" where there are some, otherwise "validation".
         score: its mean on these rows.
         gain: its mean minus that of the recommendation on the same rows, under the seed of its runs.
@@ -87,18 +92,24 @@ class Ensemble:
     """
 
     members: Sequence[EnsembleMember]
+    clients: Sequence[str]
     rows: Split
     score: float
     gain: Difference
     bytes: float
 
+    @property
+    def most(self) -> int:
+        """The largest number of models that a client keeps and asks."""
+        return int((np.stack([member.shares for member in self.members]) > 0).sum(0).max())
+
     def plain(self) -> dict[str, Any]:
         """As values, of which JSON has all but `gain`."""
-        members = [member.plain() for member in self.members]
+        members = [member.values() for member in self.members]
         return {"members": members, "rows": self.rows, "score": self.score, "gain": self.gain, "bytes": self.bytes}
 
     def save(self, folder: Path, settings_of: Callable[[Recipe], Mapping[str, Any] | None]) -> None:
-        """Copy the members' runs into a folder, each as often as it counts: `piebald predict` takes their mean.
+        """Write the members into a folder, of which `piebald predict` and `piebald export` take the mean.
 
         Args:
             folder: replaced if it is there.
@@ -107,15 +118,31 @@ class Ensemble:
         """
         partial = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        stored, plain = list[StoredMember](), dict[int, dict[str, PlainModel]]()
         for number, member in enumerate(self.members):
-            for repeat in range(member.count):
-                copy = partial / f"{number}-{folder_name(member.runner.label)}-{repeat}"
-                shutil.copytree(member.folder, copy)
-                if (settings := settings_of(member.runner.recipe)) is not None:
-                    with RunStore.open(copy) as store:
-                        store.set_meta(settings=dict(settings))
+            if member.runner is None or member.folder is None:
+                stored.append(StoredMember(plain=number))
+                plain[number] = member_models(member, self.clients)
+                continue
+            stored.append(StoredMember(run=f"{number}-{folder_name(member.name)}"))
+            copy = partial / stored[-1].run
+            shutil.copytree(member.folder, copy)
+            if (settings := settings_of(member.runner.recipe)) is not None:
+                with RunStore.open(copy) as store:
+                    store.set_meta(settings=dict(settings))
+        shares = {name: [float(x.shares[c]) for x in self.members] for c, name in enumerate(self.clients)}
+        write_members(partial, stored, shares, plain)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+
+
+def member_models(member: EnsembleMember, clients: Sequence[str]) -> dict[str, PlainModel]:
+    """The plain models of a member, of the clients for which it counts."""
+    assert member.plain is not None  # asked of plain members only
+    name, models = member.plain
+    found = {client: models.model(name, c) for c, client in enumerate(clients) if member.shares[c]}
+    return {client: model for client, model in found.items() if model is not None}
 
 
 def ensemble(
@@ -124,6 +151,7 @@ def ensemble(
     tested: Sequence[Checked],
     runs: TrialRuns,
     refit: Callable[[EnsembleMember], EnsembleMember | None] = lambda member: None,
+    plain: PlainModels | None = None,
 ) -> Ensemble | None:
     """Select an ensemble on validation rows, train its members on these as well, and score it on test rows.
 
@@ -133,46 +161,55 @@ def ensemble(
         tested: scores on test rows, of the recommendation among others; without these nothing is trained again.
         runs: the settings by which they were trained.
         refit: trains a member on all rows, see `Refit`.
+        plain: the plain models of each client, None where there are none.
 
     Returns:
-        None where no mean of two or more runs is better than one, there are too many clients, or outputs are no
+        None where no mean of two or more models is better than one, there are too many clients, or outputs are no
         predictions, as those of language models.
     """
     seed = chosen.last.seeds[0]
     runners = [runner for runner in finished if seed in runner.folders]
     if not runners or len(runs.names) > _MOST_CLIENTS:
         return None
-    candidates = [EnsembleMember(x, x.folders[seed], 1, x.run.bytes if x.run else 0) for x in runners]
+    nothing = np.zeros(len(runs.names))
+    candidates = [
+        EnsembleMember(x.name, nothing, runner=x, folder=x.folders[seed], bytes=x.run.bytes if x.run else 0)
+        for x in runners
+    ]
+    # a client without training rows has no plain model to take the mean with
+    if plain is not None and all(runs.choosing.size(client, "train") for client in range(len(nothing))):
+        candidates += [EnsembleMember(f"{name} alone", nothing, plain=(name, plain)) for name in plain.makers]
     try:
-        with ExitStack() as stack:
-            judged = [_Judged(stack.enter_context(_opened(member, runs)), seed, runs) for member in candidates]
-            counts = _selected(judged, 1 if runs.higher_is_better else -1)
+        judged = _judged(candidates, runs, "validation")
+        shares = _shares(judged, 1 if runs.higher_is_better else -1)
     except SettingError:
         return None
-    members = [replace(candidates[number], count=count) for number, count in counts.most_common()]
+    members = [replace(x.member, shares=own) for x, own in zip(judged, shares, strict=True) if own.any()]
+    members.sort(key=lambda member: -member.shares.mean())
+    if all(member.runner is None for member in members):
+        members.append(judged[0].member)  # a run without a share, which says how rows become inputs
     base = next((checked.scores for checked in tested if checked.label == chosen.label), None)
     split: Split = "validation" if base is None else "test"
     members = members if base is None else _with_all_rows(members, refit)
-    if len(members) < 2:
+    if sum(member.shares.any() for member in members) < 2:
         return None
-    with ExitStack() as stack:
-        last = [_Judged(stack.enter_context(_opened(x, runs, split)), seed, runs, split) for x in members]
-        scores = _scores(last, [member.count for member in members])
+    scores = _scores(_judged(members, runs, split), np.stack([x.shares for x in members]), runs, seed, split)
     gain = compared(scores, (chosen.last if base is None else base).of_seeds([seed])) if scores.present else None
     if gain is None:
         return None
-    return Ensemble(members, split, scores.mean, gain, float(sum(member.bytes for member in members)))
+    sent = float(sum(member.bytes for member in members if member.shares.any()))
+    return Ensemble(members, runs.names, split, scores.mean, gain, sent)
 
 
 def _with_all_rows(
     members: Sequence[EnsembleMember], refit: Callable[[EnsembleMember], EnsembleMember | None]
 ) -> list[EnsembleMember]:
-    """The members beside those that were trained again; one that was not counts twice, so that shares stay."""
-    again = [refit(member) for member in members]
-    if not any(again):
-        return [*members]
-    pairs = zip(members, again, strict=True)
-    return [x for old, new in pairs for x in ([old, new] if new else [replace(old, count=2 * old.count)])]
+    """The members beside those that were trained again, each of which takes half of a share."""
+    found = list[EnsembleMember]()
+    for member in members:
+        again = refit(member) if member.shares.any() else None
+        found += [member] if again is None else [replace(x, shares=member.shares / 2) for x in (member, again)]
+    return found
 
 
 class Refit:
@@ -199,67 +236,118 @@ class Refit:
 
     def __call__(self, member: EnsembleMember) -> EnsembleMember | None:
         """Return the member trained on all rows; None where it cannot be, or the budget was used up."""
-        runner, runs = member.runner, self._runs
+        runs, runner, name = self._runs, member.runner, f"{member.name} on all rows"
+        if runs is None:
+            return None
+        if runner is None:
+            assert member.plain is not None  # what is no run is a plain model
+            model, models = member.plain
+            return replace(
+                member, name=name, on_all_rows=True, plain=(model, PlainModels(runs.choosing, models.objective))
+            )
         folder = self._folder / folder_name(runner.name)
         # what an interrupted search has begun is finished: its cost was already spent
-        if runs is None or not (folder.exists() or self._budget.has_room(self.spent + self.cost, runs.rungs[-1])):
+        if not (folder.exists() or self._budget.has_room(self.spent + self.cost, runs.rungs[-1])):
             return None
         try:
             run = runs.train(runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1])
-        except (
-            PiebaldError
-        ) as error:  # a recipe that weights clients by validation rows, or steps that grow without end
-            self._say(f"{runner.name} on all rows: {error}")
+        except PiebaldError as error:  # a recipe that asks for validation rows, or steps without bounds
+            self._say(f"{name}: {error}")
             return None
-        self._say(f"{runner.name} on all rows, those of validation among them: trained")
+        self._say(f"{name}, those of validation among them: trained")
         cost = cost_of([run])
         self.cost += cost
         run.close()
-        return replace(member, folder=folder, bytes=cost.bytes, on_all_rows=True)
+        return replace(member, name=name, on_all_rows=True, folder=folder, bytes=cost.bytes)
 
 
+@dataclass(frozen=True)
 class _Judged:
-    """A run's outputs for each client's rows of a split."""
+    """A member's outputs for each client's rows of a split, and their targets."""
 
-    def __init__(self, run: Run, seed: int, runs: TrialRuns, split: Split = "validation") -> None:
-        self.run, self.seed, self.runs, self.split = run, seed, runs, split
-        self.kind: AnswerKind = run.predictor(0).meaning.kind
-        self.outputs: list[tuple[Tensor, Any]] = [run.outputs(client, split) for client in range(len(runs.names))]
-
-
-def _opened(member: EnsembleMember, runs: TrialRuns, split: Split = "validation") -> Run:
-    clients, runner = (runs.choosing if split == "validation" else runs.choosing.opened()), member.runner
-    return opened(member.folder, clients, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective)
+    member: EnsembleMember
+    kind: AnswerKind
+    objectives: Sequence[Objective]
+    outputs: Sequence[tuple[Tensor, Any]]
 
 
-def _selected(judged: Sequence[_Judged], sign: int) -> Counter[int]:
-    """How often each run counts in the best beginning of a greedy selection."""
-    # the best run by itself first: of equal means it is the one that is added
-    order = sorted(range(len(judged)), key=lambda number: -sign * _scores([judged[number]], [1]).mean)
-    chosen, best = list[int](), (-np.inf, 0)
+def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) -> list[_Judged]:
+    """What members answer on the rows of a split, in their order."""
+    clients = runs.choosing if split == "validation" else runs.choosing.opened()
+    numbers, found = range(len(runs.names)), list[_Judged]()
+    for member in members:
+        if member.runner is None or member.folder is None:
+            continue
+        model, recipe = runs.model_of(member.runner.label), member.runner.recipe
+        with opened(member.folder, clients, model, recipe=recipe, **runs.objective) as run:
+            outputs = [run.outputs(client, split) for client in numbers]
+            objectives = [run.work.of(client).objective for client in numbers]
+            found.append(_Judged(member, run.predictor(0).meaning.kind, objectives, outputs))
+    first, order = found[0], {id(member): number for number, member in enumerate(members)}
+    for member in members:
+        if member.plain is None:
+            continue
+        name, models = member.plain
+        given = [models.judged(name, client, clients.rows(client, split)) for client in numbers]
+        outputs = [(x if own is None else own[1].reshape(x.shape), y)
+                   for own, (x, y) in zip(given, first.outputs, strict=True)]  # fmt: skip
+        found.append(_Judged(member, first.kind, first.objectives, outputs))
+    return sorted(found, key=lambda judged: order[id(judged.member)])
+
+
+def _shares(judged: Sequence[_Judged], sign: int) -> Floats:
+    """How much of the mean each member is for each client [members, clients]."""
+    clients = range(len(judged[0].outputs))
+    of_all, shares = _selected(judged, clients, sign), []
+    for client in clients:
+        rows = len(judged[0].outputs[client][0])
+        own = _selected(judged, [client], sign) if rows else of_all
+        shares.append((WORTH * of_all + rows * own) / (WORTH + rows))
+    return np.stack(shares, 1)
+
+
+def _selected(judged: Sequence[_Judged], clients: Sequence[int], sign: int) -> Floats:
+    """The share of each member in the best beginning of a greedy selection on the rows of some clients."""
+    single = np.eye(len(judged))
+    # the best by itself first: of equal means it is the one that is added
+    order = sorted(range(len(judged)), key=lambda number: -_mean(judged, single[number], clients, sign))
+    chosen, best = np.zeros(len(judged)), (-np.inf, 0, single[order[0]])
     for step in range(1, STEPS + 1):
-        means = {number: _mean_with(judged, [*chosen, number], sign) for number in order}
-        chosen.append(max(order, key=lambda number: means[number]))
-        best = max(best, (means[chosen[-1]], -step))  # of equal means the shorter beginning
-    return Counter(chosen[: -best[1]])
+        means = {number: _mean(judged, chosen + single[number], clients, sign) for number in order}
+        chosen = chosen + single[max(order, key=lambda number: means[number])]
+        # of equal means the shorter beginning
+        if (value := max(means.values())) > best[0]:
+            best = value, step, chosen
+    return np.asarray(best[2] / best[2].sum())
 
 
-def _mean_with(judged: Sequence[_Judged], numbers: Sequence[int], sign: int) -> float:
-    """The mean of the metric of an ensemble, larger is better; the least of all where no client has one."""
-    counts = Counter(numbers)
-    mean = sign * _scores([judged[number] for number in counts], list(counts.values()), single=False).mean
-    return mean if np.isfinite(mean) else -np.inf
+def _mean(judged: Sequence[_Judged], weights: Floats, clients: Sequence[int], sign: int) -> float:
+    """The mean of the metric of a weighted mean over some clients, larger is better; -inf where none has one."""
+    values = []
+    for client in clients:
+        if (answer := _answer(judged, weights, client)) is not None:
+            objective, outputs, targets = answer
+            metric = objective.metrics.get(objective.metric, objective.loss)
+            values.append(float(value_of(metric, outputs, targets)))
+    known = [value for value in values if np.isfinite(value)]
+    return sign * float(np.mean(known)) if known else -np.inf
 
 
-def _scores(members: Sequence[_Judged], counts: Sequence[int], single: bool = True) -> Scores:
-    """The scores of the mean prediction at each client, with those of single rows where they are wanted."""
-    first = members[0]
+def _answer(judged: Sequence[_Judged], weights: Floats, client: int) -> Judged | None:
+    """What a weighted mean is judged by at a client, None where it has no rows."""
+    counted = [(x, weight) for x, weight in zip(judged, weights.tolist(), strict=True) if weight]
+    first = judged[0]
+    if not len(first.outputs[client][0]):
+        return None
+    mean = mean_outputs(
+        [x.outputs[client][0] for x, _ in counted],
+        first.kind,
+        torch.tensor([weight for _, weight in counted], dtype=torch.float64),
+    )
+    return first.objectives[client], mean.float(), first.outputs[client][1]
 
-    def judged(client: int) -> Judged | None:
-        repeated = [x.outputs[client][0] for x, count in zip(members, counts, strict=True) for _ in range(count)]
-        if not len(repeated[0]):
-            return None
-        outputs = mean_outputs(repeated, first.kind).float()
-        return first.run.work.of(client).objective, outputs, first.outputs[client][1]
 
-    return first.runs.scored(map(judged, range(len(first.runs.names))), first.seed, first.split, single)
+def _scores(judged: Sequence[_Judged], shares: Floats, runs: TrialRuns, seed: int, split: Split) -> Scores:
+    """The scores of the mean prediction at each client, with those of single rows; shares [members, clients]."""
+    answers = (_answer(judged, shares[:, client], client) for client in range(len(runs.names)))
+    return runs.scored(answers, seed, split)

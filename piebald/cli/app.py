@@ -217,10 +217,11 @@ def check_run(folder: Path) -> None:
         raise SettingError(f"there is no run folder {str(folder)!r}: give the folder that piebald run wrote")
 
 
-def kind_of(folder: Path) -> Literal["run", "transfer", "search", "site", "trees"]:
+def kind_of(folder: Path) -> Literal["run", "transfer", "search", "site", "trees", "ensemble"]:
     """Return what a folder holds, by the file that this has in it: a run, or several in folders, where it has none."""
-    kinds: dict[str, Literal["transfer", "search", "site", "trees"]] = {
-        "transfer.toml": "transfer", "search.json": "search", "credentials.json": "site", "trees.json": "trees"
+    kinds: dict[str, Literal["transfer", "search", "site", "trees", "ensemble"]] = {
+        "transfer.toml": "transfer", "search.json": "search", "credentials.json": "site", "trees.json": "trees",
+        "ensemble.json": "ensemble",
     }  # fmt: skip
     if (folder.resolve().parent / "transfer.toml").is_file() and (folder / "run.db").is_file():
         raise SettingError(f"{folder} is one party's part of a transfer: give the folder that it lies in")

@@ -54,7 +54,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A folder of a run, or of several whose answers are averaged; trees, a transfer, or credentials.",
+            help="A folder of a run, or of several, which are averaged; an ensemble, trees, transfer, or credentials.",
         ),
     ],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
@@ -152,6 +152,14 @@ def _answerer(
         if cluster is not None or calibrate or threshold:
             raise SettingError("--cluster, --calibrate and --threshold are for runs of a recipe, and these are trees")
         return _of_trees(folder, client)
+    if kind == "ensemble":
+        if cluster is not None or calibrate or threshold:
+            raise SettingError("--cluster, --calibrate and --threshold are for one run, and this is a mean of several")
+        from piebald.runs.averaged import ensemble_predictor
+
+        mean = ensemble_predictor(folder, client, plugins=plugins)
+        raw = mean.inputs
+        return Answerer(mean.predict, f"the ensemble of {client}", "", raw.preparation, raw.features)
     if kind == "transfer":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} holds a transfer, with one model: give none of the options that choose one")

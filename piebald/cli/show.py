@@ -79,7 +79,7 @@ def errors(
 @app.command("plugins", "as_json", "quiet")
 def export(
     options: app.SharedOptions,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of an ensemble.")],
     out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder, which scores raw rows.")],
     client: Annotated[
         str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
@@ -94,11 +94,18 @@ def export(
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     app.check_run(folder)
+    if app.kind_of(folder) == "ensemble":
+        from piebald.runs.averaged import save_ensemble
+
+        if calibrate:
+            raise SettingError("--calibrate is for one run, and this is a mean of several: leave it out")
+        path = save_ensemble(folder, out, client, file_format=file_format, plugins=options.plugins or ())
+        return app.print_result(options, {"file": str(path)}, str(path))
     from piebald.runs.run import opened
 
     run = opened(folder, plugins=options.plugins or (), rows=calibrate)
     path = run.save(out, client, file_format=file_format, calibrate=calibrate)
-    app.print_result(options, {"file": str(path)}, str(path))
+    return app.print_result(options, {"file": str(path)}, str(path))
 
 
 @app.command("as_json")

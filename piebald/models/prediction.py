@@ -339,12 +339,13 @@ class Predictor:
         return replace(self, meaning=self.meaning.calibrated(outputs, targets))
 
 
-def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
+def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind, weights: Tensor | None = None) -> Tensor:
     """Return outputs whose answers are the mean of those of several models.
 
     Args:
         outputs: [n, ...] of each model for the same rows.
         kind: of the answers; of classes, labels and places probabilities are averaged.
+        weights: how much each model counts [models], above 0; all the same by default.
 
     Examples:
         >>> sure, unsure = torch.tensor([[0.0, 3.0]]), torch.tensor([[0.0, 0.0]])
@@ -352,8 +353,10 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind) -> Tensor:
         [[0.27, 0.73]]
     """
     stack = torch.stack(list(outputs)).double()
+    shares = torch.ones(len(stack), dtype=torch.float64) if weights is None else weights
+    shares = (shares / shares.sum()).reshape(-1, *[1] * (stack.dim() - 1))
     if kind in ("classes", "places"):
-        # the log of the summed probabilities: softmax divides by the number of models again
-        return stack.log_softmax(-1).logsumexp(0)
+        return (stack.log_softmax(-1) + shares.log()).logsumexp(0)
     # a mean of logits would not be the logit of the mean probability
-    return torch.sigmoid(stack).mean(0).logit() if kind == "labels" else stack.mean(0)
+    mean = ((torch.sigmoid(stack) if kind == "labels" else stack) * shares).sum(0)
+    return mean.logit() if kind == "labels" else mean

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from piebald.contracts import Clients, InMemory, Rows
 from piebald.core import pytree
@@ -30,7 +30,71 @@ from piebald.runs.finished_run import Run
 Floats = NDArray[np.float64]
 MOST_COLUMNS = 300  # of a table; pictures and signals as long rows of numbers are none
 MOST_CLIENTS = 100  # of a comparison: of more, fitting theirs would take longer than training
+TREES = ("feature", "threshold", "left", "right", "value")  # arrays [trees, nodes]
 _LEAST_SHARE = 1e-6  # of a class that a client has no row of
+
+
+class PlainModel(nn.Module):
+    """A fitted model of scikit-learn as tensors, which are stored, exported and averaged as those of networks are.
+
+    Args:
+        state: either "weight" [k, d] and "bias" [k] of linear scores, or arrays of trees [trees, nodes]: "feature",
+            "threshold", "left" and "right" (a leaf goes on to itself) and "value", with their "base" [k] and their
+            "depth".  Of classes also "columns" [classes], the score of each; k is that of a class without rows.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in state.items():
+            self.register_buffer(name, tensor)
+        self._names, self._depth = (
+            frozenset(state),
+            int(state.get("depth", 0)),
+        )  # numbers of the program that is exported
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> PlainModel:
+        """The model of tensors that were read from a file.
+
+        Raises:
+            ValueError: they are those of no plain model.
+        """
+        names = state.keys() - {"columns"}
+        shape = state["feature"].shape if "feature" in state else torch.Size()
+        places = [state[name] for name in ("left", "right") if name in state]
+        if names == {"weight", "bias"}:
+            is_one = state["weight"].dim() == 2 and state["bias"].shape == state["weight"].shape[:1]
+        else:
+            is_one = names == {*TREES, "base", "depth"} and len(shape) == 2 and all(
+                state[name].shape == shape for name in TREES
+            ) and all(bool(((place >= 0) & (place < shape[1])).all()) for place in places)  # fmt: skip
+        if not is_one:
+            raise ValueError("the tensors are those of no plain model")
+        return cls(state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logarithms of the shares of classes [n, classes], or numbers [n, 1], of inputs [n, d]."""
+        own: Any = self
+        wide = x.double()
+        scores = self._grown(wide) if "depth" in self._names else wide @ own.weight.T + own.bias
+        if "columns" not in self._names:
+            return scores.float()
+        if scores.shape[1] == 1:  # of two classes, the second one's lead
+            scores = torch.cat([torch.zeros_like(scores), scores], 1)
+        shares = scores.log_softmax(1).clamp_min(math.log(_LEAST_SHARE))
+        rest = torch.full_like(shares[:, :1], math.log(_LEAST_SHARE))
+        return torch.cat([shares, rest], 1)[:, own.columns].float()
+
+    def _grown(self, x: Tensor) -> Tensor:
+        """The sums of trees [n, k] of inputs [n, d]."""
+        own: Any = self
+        trees = torch.arange(len(own.feature))
+        at = torch.zeros(x.shape[0], len(trees), dtype=torch.int64)  # `len` would fix the number of rows
+        for _ in range(self._depth):
+            goes_left = x.gather(1, own.feature[trees, at]) <= own.threshold[trees, at]
+            at = torch.where(goes_left, own.left[trees, at], own.right[trees, at])
+        grown: Tensor = own.value[trees, at].reshape(x.shape[0], -1, len(own.base)).sum(1) + own.base
+        return grown
 
 
 class PlainModels:
@@ -44,27 +108,24 @@ class PlainModels:
     def __init__(self, clients: Clients, objective: Objective) -> None:
         self.clients, self.objective = clients, objective
         self.makers = _makers(clients, objective)
-        self._fitted: dict[tuple[str, int], Any] = {}
+        self._fitted: dict[tuple[str, int], PlainModel | None] = {}
+
+    def model(self, name: str, client: int) -> PlainModel | None:
+        """A client's model, None where it has no rows to learn from."""
+        if (name, client) not in self._fitted:
+            own = self.clients.rows(client, "train")
+            classes = len(self.clients.classes or ()) if self.objective.classifies else None
+            self._fitted[name, client] = _as_tensors(_fitted(self.makers[name], own), classes) if len(own) else None
+        return self._fitted[name, client]
 
     def judged(self, name: str, client: int, rows: Rows) -> tuple[Objective, Tensor, Any] | None:
         """The objective, the outputs of a client's model on rows, and their targets; None where it has no model."""
-        outputs = self._outputs(name, client, rows) if len(rows) else None
-        return None if outputs is None else (self.objective, outputs, rows.y)
-
-    def _outputs(self, name: str, client: int, judged: Rows) -> Tensor | None:
-        """Return a client's outputs as a network has them; None where it has no rows to learn from."""
-        if (name, client) not in self._fitted:
-            own = self.clients.rows(client, "train")
-            self._fitted[name, client] = _fitted(self.makers[name], own) if len(own) else None
-        model = self._fitted[name, client]
+        model = self.model(name, client) if len(rows) else None
         if model is None:
             return None
-        x, y = (pytree.single(part, "a plain model") for part in (judged.x, judged.y))
-        if not hasattr(model, "predict_proba"):
-            return torch.from_numpy(np.asarray(model.predict(x.numpy()), np.float32)).reshape(y.shape)
-        shares = np.full((len(x), len(self.clients.classes or ())), _LEAST_SHARE)
-        shares[:, model.classes_] = np.maximum(model.predict_proba(x.numpy()), _LEAST_SHARE)
-        return torch.from_numpy(shares).log().float()
+        outputs = model(pytree.single(rows.x, "a plain model"))
+        targets = pytree.single(rows.y, "a plain model")
+        return self.objective, outputs if self.objective.classifies else outputs.reshape(targets.shape), targets
 
 
 def score_beside(run: Run, models: PlainModels) -> None:
@@ -123,6 +184,48 @@ def _fitted(make: Callable[[], Any], rows: Rows) -> Any:
             pass
         plain = DummyClassifier(strategy="prior") if hasattr(model, "predict_proba") else DummyRegressor()
         return plain.fit(x, y)
+
+
+def _as_tensors(fitted: Any, classes: int | None) -> PlainModel:
+    """A fitted model of scikit-learn as tensors; of so many classes, or of a number."""
+    scaler, model = (fitted[0], fitted[-1]) if hasattr(fitted, "steps") else (None, fitted)
+    if hasattr(model, "_predictors"):
+        state = _trees_of(model)
+    elif hasattr(model, "coef_"):
+        weight, bias = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+        if scaler is not None:  # scores of standardised columns are linear in the columns as well
+            weight = weight / scaler.scale_
+            bias = bias - weight @ scaler.mean_
+        state = {"weight": weight, "bias": bias}
+    else:  # a constant answer
+        # of a single class, the second column is that of all others
+        shares = None if classes is None else np.append(model.class_prior_, [0.0] * (len(model.classes_) == 1))
+        constant = np.ravel(model.constant_) if shares is None else np.log(np.maximum(shares, _LEAST_SHARE))
+        state = {"weight": np.zeros((len(constant), model.n_features_in_)), "bias": constant}
+    if classes is not None:
+        state["columns"] = np.full(classes, len(model.classes_))
+        state["columns"][model.classes_] = np.arange(len(model.classes_))
+    tensors = {name: torch.from_numpy(np.array(values)) for name, values in state.items()}
+    return PlainModel({name: x.double() if x.is_floating_point() else x for name, x in tensors.items()})
+
+
+def _trees_of(model: Any) -> dict[str, Any]:
+    """The trees of scikit-learn's boosting by histograms as arrays [trees, nodes], those of an iteration in turn."""
+    trees = [predictor.nodes for step in model._predictors for predictor in step]
+    most = max(map(len, trees))
+    state: dict[str, Any] = {
+        name: np.zeros((len(trees), most), float if name in ("threshold", "value") else np.int64) for name in TREES
+    }
+    for number, nodes in enumerate(trees):
+        itself, count = np.arange(len(nodes)), len(nodes)
+        leaf = nodes["is_leaf"].astype(bool)
+        state["feature"][number, :count] = np.where(leaf, 0, nodes["feature_idx"])
+        state["threshold"][number, :count] = np.where(leaf, 0.0, nodes["num_threshold"])
+        for side in ("left", "right"):
+            state[side][number, :count] = np.where(leaf, itself, nodes[side])
+        state["value"][number, :count] = nodes["value"]
+    depth = max(int(nodes["depth"].max()) for nodes in trees)
+    return {**state, "base": np.ravel(model._baseline_prediction), "depth": np.array(depth)}
 
 
 def _lda() -> Any:

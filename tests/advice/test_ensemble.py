@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from piebald import models, partition
 from piebald.advice import Advice, advise
-from piebald.advice.ensemble import Refit, _with_all_rows
+from piebald.advice.ensemble import EnsembleMember, Refit, _Judged, _shares, _with_all_rows
 from piebald.advice.tuning.space import Cost
 from piebald.advice.tuning.trial_runs import without_test_rows
+from piebald.cli import main
 from piebald.contracts import Clients, Split
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import RunFolderError, RuntimeFault, SettingError
+from piebald.core.objective import objective_for
 from piebald.models.prediction import mean_outputs
 from piebald.report.tables import History
+from piebald.runs.averaged import _plain_model, ensemble_predictor
+from piebald.runs.plain_models import PlainModel
 from piebald.runs.run import opened
 
 
@@ -33,14 +38,6 @@ def test_probabilities_and_numbers_are_averaged_as_what_they_are() -> None:
 
 CLIENTS, ROWS = 6, 60
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class SimpleMember:
-    """A member without a run."""
-
-    name: str
-    count: int
 
 
 @pytest.fixture(scope="module")
@@ -71,25 +68,35 @@ def accuracy(shares: np.ndarray[Any, Any], clients: Clients, split: Split) -> fl
     return float((shares.argmax(2) == truth).mean())
 
 
+def of_member(member: EnsembleMember, clients: Clients, model: nn.Module, split: Split) -> np.ndarray[Any, Any]:
+    """The probabilities [clients, rows, 2] of a member's models."""
+    if member.folder is not None:
+        return shares_of(member.folder, clients, model, split)
+    name, plain = member.plain or ("", None)
+    assert plain is not None
+    answers = [plain.judged(name, client, clients.rows(client, split)) for client in range(CLIENTS)]
+    return np.stack([answer[1].softmax(1).numpy() for answer in answers if answer is not None])
+
+
 def test_members_are_added_while_the_mean_is_better_on_validation_rows_and_tested_once(
     answer: tuple[Advice, Clients, nn.Module, Path],
 ) -> None:
     found, clients, model, _ = answer
     assert found.ensemble is not None
-    members, total = found.ensemble.members, sum(member.count for member in found.ensemble.members)
+    members = found.ensemble.members
+    assert np.stack([member.shares for member in members]).sum(0) == pytest.approx(np.ones(CLIENTS))
     raced = [member for member in members if not member.on_all_rows]
     assert len(raced) > 1
-    mean = sum(member.count * shares_of(member.folder, clients, model, "validation") for member in raced)
-    mean /= sum(member.count for member in raced)
+    mean = sum(x.shares[:, None, None] * of_member(x, clients, model, "validation") for x in raced)
     best = max(row["score"] for row in found.tried if row["rounds"] == 4)
-    assert accuracy(mean, clients, "validation") > best
-    tested = sum(member.count * shares_of(member.folder, clients, model, "test") for member in members) / total
+    assert accuracy(np.asarray(mean), clients, "validation") > best
+    tested = sum(x.shares[:, None, None] * of_member(x, clients, model, "test") for x in members)
     assert found.ensemble.rows == "test"
-    assert found.ensemble.score == pytest.approx(accuracy(tested, clients, "test"))
+    assert found.ensemble.score == pytest.approx(accuracy(np.asarray(tested), clients, "test"))
     own = next(checked.scores.mean for checked in found.tested if checked.label == found.recommended)
     assert (found.ensemble.gain.mean, found.ensemble.gain.noise) == (pytest.approx(found.ensemble.score - own), "rows")
     assert found.plain()["ensemble"]["members"] == [
-        {"name": x.name, "count": x.count, "on_all_rows": x.on_all_rows} for x in members
+        {"name": x.name, "share": pytest.approx(x.shares.mean()), "on_all_rows": x.on_all_rows} for x in members
     ]
     said = " ".join(found.text().split())
     assert re.search(r"the mean of \d+ models has [\d.]+% on test rows, one seed; against .* \(95 %: ", said)
@@ -106,22 +113,32 @@ def test_members_are_trained_once_more_on_the_rows_that_they_were_chosen_by_and_
 ) -> None:
     found, clients, _, _ = answer
     assert found.ensemble is not None
-    again = [member for member in found.ensemble.members if member.on_all_rows]
+    runs_of_all = [x for x in found.ensemble.members if x.on_all_rows and x.folder is not None]
+    again = [x for x in found.ensemble.members if x.on_all_rows]
     assert again
     rows = {split: sum(clients.size(client, split) or 0 for client in range(CLIENTS)) for split in SPLITS}
-    raced = {member.runner.name: member for member in found.ensemble.members if not member.on_all_rows}
-    for member in again:
+    raced = {member.name: member for member in found.ensemble.members if not member.on_all_rows}
+    for member in runs_of_all:
+        assert member.folder is not None
         assert examples(member.folder) == rows["train"] + rows["validation"]
-        assert examples(raced[member.runner.name].folder) == rows["train"]
-    # each method has the share that it was chosen with, whether the budget was enough to train it again or not
-    assert all(2 * raced[x.runner.name].count == raced[x.runner.name].count + x.count for x in again)
+    for member in again:
+        of_plain = member.plain
+        if of_plain is not None:
+            assert of_plain[1].clients.size(0, "train") == (rows["train"] + rows["validation"]) // CLIENTS
+        # each method has the share that it was chosen with, whether the budget was enough to train it again or not
+        assert np.array_equal(raced[member.name.removesuffix(" on all rows")].shares, member.shares)
 
 
 def test_what_cannot_be_trained_again_keeps_its_share() -> None:
-    members: list[Any] = [SimpleMember("a", 3), SimpleMember("b", 1)]
-    of_b = SimpleMember("b on all rows", 1)
-    joined = _with_all_rows(members, lambda member: of_b if member.name == "b" else None)  # type: ignore[arg-type]
-    assert joined == [SimpleMember("a", 6), members[1], of_b]
+    members = [EnsembleMember("a", np.array([0.75, 1.0])), EnsembleMember("b", np.array([0.25, 0.0]))]
+
+    def again(member: EnsembleMember) -> EnsembleMember | None:
+        return EnsembleMember("b on all rows", member.shares) if member.name == "b" else None
+
+    joined = _with_all_rows(members, again)
+    assert [(x.name, x.shares.tolist()) for x in joined] == [
+        ("a", [0.75, 1.0]), ("b", [0.125, 0.0]), ("b on all rows", [0.125, 0.0])
+    ]  # fmt: skip
     assert _with_all_rows(members, lambda member: None) == members
 
 
@@ -134,16 +151,94 @@ def test_a_member_whose_steps_have_no_bounds_on_all_rows_is_not_trained_again(tm
     runner = SimpleNamespace(name="fedavg", label="fedavg", recipe=None, last=SimpleNamespace(seeds=[0]))
     said, budget = list[str](), SimpleNamespace(has_room=lambda *_: True)
     refit = Refit(runs, tmp_path, budget, Cost(), said.append)  # type: ignore[arg-type]
-    assert refit(SimpleNamespace(runner=runner)) is None  # type: ignore[arg-type]
+    assert refit(SimpleNamespace(runner=runner, name="fedavg")) is None  # type: ignore[arg-type]
     assert said == ["fedavg on all rows: training failed on 2 of 3 clients in round 7"]
 
 
-def test_it_is_saved_as_runs_of_which_each_is_there_as_often_as_it_counts(
-    answer: tuple[Advice, Clients, nn.Module, Path],
+def judged(values: list[list[int]], truth: list[list[int]]) -> _Judged:
+    """A member that says these classes for the rows of each client, and is sure of it."""
+    objective = objective_for(torch.tensor([0, 1]))
+    outputs = [(10.0 * torch.nn.functional.one_hot(torch.tensor(x), 2), torch.tensor(y))
+               for x, y in zip(values, truth, strict=True)]  # fmt: skip
+    return _Judged(EnsembleMember("", np.zeros(len(truth))), "classes", [objective] * len(truth), outputs)
+
+
+def test_a_client_selects_for_itself_the_more_the_more_rows_it_has() -> None:
+    """One member is right at a client of two hundred rows and at one of two, where another one is right elsewhere."""
+    sizes = [2, 200, 50, 50, 50]
+    truth = [[1] * size for size in sizes]
+    here = judged([[1] * size if place < 2 else [0] * size for place, size in enumerate(sizes)], truth)
+    there = judged([[0] * size if place < 2 else [1] * size for place, size in enumerate(sizes)], truth)
+    shares = _shares([here, there], 1)
+    assert shares.sum(0) == pytest.approx(np.ones(5))
+    assert shares[:, 2].tolist() == [0.0, 1.0]  # what is best for most is best for it as well
+    assert shares[0, 1] == pytest.approx(200 / 300)
+    assert shares[0, 0] == pytest.approx(2 / 102)
+
+
+@pytest.fixture(scope="module")
+def from_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A search that was started from a table, and new rows of it."""
+    out, rng = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
+    x = rng.normal(size=(320, 3))
+    site = np.repeat([f"s{number}" for number in range(4)], 80)
+    turned = np.where(np.isin(site, ["s1", "s3"]), -1, 1)
+    sick = np.where(x[:, 0] + turned * x[:, 1] ** 2 + 0.5 * rng.normal(size=320) > 0.2, "yes", "no")
+    table = pd.DataFrame(x, columns=["a", "b", "c"]).assign(site=site, sick=sick)
+    table.to_csv(out / "rows.csv", index=False)
+    table.drop(columns=["sick", "site"]).head(12).to_csv(out / "new.csv", index=False)
+    command = ["advise", str(out / "rows.csv"), "--client", "site", "--target", "sick", "--out", str(out / "advice")]
+    assert main([*command, "--budget", "60 rounds", "--quiet"]) == 0
+    return out / "advice" / "ensemble", out / "new.csv"
+
+
+def predicted(folder: Path, rows: Path, client: str, out: Path) -> np.ndarray[Any, Any]:
+    """The probabilities [n, 2] that the command writes."""
+    assert main(["predict", str(folder), str(rows), "--client", client, "--out", str(out), "--quiet"]) == 0
+    return np.asarray(pd.read_csv(out)[["no", "yes"]].to_numpy())
+
+
+def test_its_folder_predicts_the_mean_of_its_members_by_their_shares(
+    from_table: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    found, clients, model, out = answer
-    assert found.ensemble is not None
-    copies = sorted(path.parent for path in (out / "ensemble").rglob("run.db"))
-    assert len(copies) == sum(member.count for member in found.ensemble.members)
-    mean = np.mean([shares_of(copy, clients, model, "test") for copy in copies], axis=0)
-    assert accuracy(mean, clients, "test") == pytest.approx(found.ensemble.score)
+    folder, rows = from_table
+    stated = json.loads((folder / "ensemble.json").read_text("utf-8"))
+    assert any("plain" in member for member in stated["members"])
+    for place, (client, *shares) in enumerate(stated["clients"]):
+        x, mean = ensemble_predictor(folder, client).inputs.read(rows), np.zeros((12, 2))
+        for member, share in zip(stated["members"], shares, strict=True):
+            if share and "run" in member:
+                mean += share * predicted(folder / member["run"], rows, client, tmp_path / "of-run.csv")
+            elif share:
+                mean += share * _plain_model(folder, member["plain"], place)(x).softmax(1).numpy()
+        assert predicted(folder, rows, client, tmp_path / f"{client}.csv") == pytest.approx(mean, abs=1e-5)
+
+
+def test_an_ensemble_is_exported_to_onnx_with_the_same_answers(from_table: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, rows = from_table
+    assert main(["export", str(folder), "--client", "s1", "--out", str(tmp_path / "s1.onnx"), "--quiet"]) == 0
+    session, table = runtime.InferenceSession(str(tmp_path / "s1.onnx")), pd.read_csv(rows)
+    kinds = {"tensor(float)": "float32", "tensor(double)": "float64"}
+    given = {x.name: table[[x.name]].to_numpy().astype(kinds[x.type]) for x in session.get_inputs()}
+    answers = [np.asarray(value) for value in session.run(None, given)]
+    own = predicted(folder, rows, "s1", tmp_path / "s1.csv")
+    shown = next((x for x in answers if x.shape == (12, 2)), None)
+    shown = np.stack([x.ravel() for x in answers[:2]], 1) if shown is None else shown
+    assert shown == pytest.approx(own, abs=1e-4)
+
+
+def test_what_is_no_ensemble_is_refused_in_a_sentence(from_table: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, _ = from_table
+    with pytest.raises(SettingError, match="name one of s0, s1, s2 and s3"):
+        ensemble_predictor(folder, None)
+    with pytest.raises(SettingError, match="client"):
+        ensemble_predictor(folder, "s9")
+    for text in ("{", "[]", '{"members": [{"run": "../x"}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"run": "x"}], "clients": [["s0", -1.0]]}'):  # fmt: skip
+        (tmp_path / "ensemble.json").write_text(text)
+        with pytest.raises(RunFolderError, match="holds no ensemble that can be read"):
+            ensemble_predictor(tmp_path, "s0")
+    with pytest.raises(ValueError, match="no plain model"):
+        PlainModel.of({"weight": torch.zeros(2, 3), "bias": torch.zeros(3)})

@@ -19,7 +19,7 @@ from piebald.core.objective import objective_for
 from piebald.engines.scoring import value_of
 from piebald.report.paired import Scores
 from piebald.report.verdict import ScoreVerdict, compared
-from piebald.runs.plain_models import PlainModels
+from piebald.runs.plain_models import PlainModels, _fitted
 
 
 def clients_of(rows: int, regression: bool = False, clients: int = 4) -> Any:
@@ -146,3 +146,26 @@ def test_where_a_plain_model_is_best_local_pays_no_more_than_it() -> None:
     assert verdict.strong == ("shrunken LDA", pytest.approx(0.8))
     assert verdict.over_alone is not None
     assert verdict.over_alone.mean == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(("classes", "rows"), [(3, 60), (4, 90), (4, 6), (2, 10), (0, 60)])
+def test_tensors_answer_as_scikit_learn_does(classes: int, rows: int) -> None:
+    """Probabilities, or numbers, of all plain models; of four classes one has no rows."""
+    rng = np.random.default_rng(classes)
+    x, new = rng.normal(size=(rows, 5)).astype("float32"), rng.normal(size=(40, 5)).astype("float32")
+    y = x[:, 0] + rng.normal(size=rows) if classes == 0 else rng.choice([0, 2, 3][: classes - 1], rows)
+    objective = objective_for(torch.from_numpy(y if classes else y.astype("float32")))
+    own = (x, y if classes else y.astype("float32"))
+    clients = partition.clients_from({"a": own, "b": own}, classes=["a", "b", "c", "d"] if classes else None)
+    found = PlainModels(clients, objective)
+    assert found.makers
+    for name, make in found.makers.items():
+        fitted, model = _fitted(make, clients.rows(0, "train")), found.model(name, 0)
+        assert model is not None
+        outputs = model(torch.from_numpy(new)).double().numpy()
+        if not classes:
+            assert outputs[:, 0] == pytest.approx(fitted.predict(new), rel=1e-4, abs=1e-5)
+            continue
+        expected = np.full((40, 4), 1e-6)
+        expected[:, fitted.classes_] = np.maximum(fitted.predict_proba(new), 1e-6)
+        assert np.exp(outputs) == pytest.approx(expected, rel=1e-3, abs=2e-6)

@@ -1,0 +1,209 @@
+"""An ensemble as one model of a client: the weighted mean of the predictions of runs and of plain models.
+
+Its folder has the runs, `plain.safetensors` with the plain models of each client, and `ensemble.json`, which says how
+much each member counts for whom.  As one module it predicts, and is exported, as any other model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from piebald.core.arguments import PathLike, checked
+from piebald.core.errors import RunFolderError, SettingError, unknown
+from piebald.core.files import json_value, read_bytes
+from piebald.core.private_files import make_private, write_private
+from piebald.core.reading import opened_tensors
+from piebald.data.clients.sites import RowsNotKept
+from piebald.models import StandardisedInputs
+from piebald.models.prediction import AnswerKind, Predictor, mean_outputs
+from piebald.report.export import Exported, ExportFormat, export_model
+from piebald.report.page.wording import names
+from piebald.runs.plain_models import PlainModel
+from piebald.runs.run import opened
+
+FILE, _PLAIN = "ensemble.json", "plain.safetensors"
+
+
+class MeanOf(nn.Module):
+    """A module whose answers are the weighted mean of those of several modules.
+
+    Args:
+        modules: that read the same inputs.
+        weights: how much each counts.
+        kind: of their answers.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], weights: Sequence[float], kind: AnswerKind) -> None:
+        super().__init__()
+        self.parts, self.kind = nn.ModuleList(modules), kind
+        self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
+
+    def forward(self, x: Any) -> Tensor:
+        """Return outputs [n, ...] of inputs, see `models.prediction.mean_outputs`."""
+        return mean_outputs([part(x) for part in self.parts], self.kind, self.get_buffer("weights")).float()
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """A member of an ensemble as its folder names it.
+
+    Attributes:
+        run: the folder of a run, empty for a plain model.
+        plain: the number of a plain model, None for a run.
+    """
+
+    run: str = ""
+    plain: int | None = None
+
+
+def write_members(
+    folder: Path,
+    members: Sequence[StoredMember],
+    shares: Mapping[str, Sequence[float]],
+    plain: Mapping[int, Mapping[str, PlainModel]],
+) -> None:
+    """Write how much members count, and the plain models, into the folder of an ensemble.
+
+    Args:
+        folder: in which the runs lie.
+        members: the runs and plain models.
+        shares: of the members, by client; they sum to 1.
+        plain: the plain models by their number and client.
+    """
+    clients = list(shares)
+    tensors = {
+        f"{number}/{clients.index(client)}/{name}": tensor.contiguous()
+        for number, models in plain.items() for client, model in models.items()
+        for name, tensor in model.state_dict().items()
+    }  # fmt: skip
+    if tensors:
+        save_file(tensors, str(folder / _PLAIN))
+        make_private(folder / _PLAIN)
+    named = [{"run": member.run} if member.plain is None else {"plain": member.plain} for member in members]
+    text = json.dumps({"members": named, "clients": [[name, *own] for name, own in shares.items()]}, ensure_ascii=False)
+    write_private(folder / FILE, text, lasting=False)
+
+
+@checked
+def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequence[str] = ()) -> Predictor:
+    """Return the ensemble of a client as one model, with the way from raw rows to answers.
+
+    Args:
+        folder: of an ensemble, as `advise` keeps it.
+        client: whose models; an ensemble has none for all clients.
+        plugins: modules of yours that its runs may name, see `resume`.
+
+    Raises:
+        SettingError: there is no such client.
+        RunFolderError: the folder cannot be read.
+    """
+    place = Path(folder)
+    members, shares = _read(place)
+    if client is None:
+        raise SettingError(f"an ensemble has a model for each client: name one of {names([*shares])}")
+    if client not in shares:
+        raise unknown("client", client, [*shares])
+    predictors, modules, weights = list[Predictor](), list[nn.Module](), list[float]()
+    for member, share in zip(members, shares[client], strict=True):
+        # the first run says how rows become inputs, also where it does not count for this client
+        if member.plain is None and (share or not predictors):
+            predictor, module = _of_run(place / member.run, client, plugins)
+            predictors.append(predictor)
+            modules += [module] * bool(share)
+        elif member.plain is not None and share:
+            modules.append(_plain_model(place, member.plain, list(shares).index(client)))
+        weights += [share] * bool(share)
+    if not predictors or not modules:
+        raise _unreadable(place)
+    first = predictors[0]
+    mean = MeanOf(modules, weights, first.meaning.kind)
+    return replace(first, module=mean.eval(), inputs=replace(first.inputs, standardisation=None))
+
+
+@checked
+def save_ensemble(
+    folder: PathLike,
+    path: PathLike,
+    client: str | None,
+    *,
+    file_format: ExportFormat | None = None,
+    plugins: Sequence[str] = (),
+) -> Path:
+    """Write the ensemble of a client to a file that other programs read, as `Run.save` writes a model.
+
+    Args:
+        folder, client, plugins: see `ensemble_predictor`.
+        path, file_format: see `Run.save`.
+
+    Returns:
+        The path.
+
+    Raises:
+        SettingError: the path exists, there is no such client, or the ensemble cannot be written in this format.
+        RunFolderError: the folder cannot be read.
+    """
+    predictor = ensemble_predictor(folder, client, plugins=plugins)
+    like = predictor.inputs.like
+    reads_numbers = isinstance(like, Tensor) and predictor.inputs.extractor is None
+    exported = Exported(
+        predictor.module,
+        lambda: torch.zeros(1, *like.shape[1:], dtype=like.dtype),
+        lambda: "# The weighted mean of the predictions of several models\n",
+        {"architecture": "ensemble", "client": client or ""},
+        predictor.scoring if reads_numbers else None,
+    )
+    return export_model(exported, Path(path), file_format)
+
+
+def _of_run(place: Path, client: str, plugins: Sequence[str], rows: bool = False) -> tuple[Predictor, nn.Module]:
+    """A client's model in a run, and its module, which reads inputs as plain models do."""
+    try:
+        with opened(place, plugins=plugins, rows=rows) as run:
+            predictor, constants = run.predictor(client), run.standardisation
+    except RowsNotKept:
+        if rows:
+            raise
+        # a model that its client fits to its own rows at the end is made of them
+        return _of_run(place, client, plugins, rows=True)
+    module = predictor.module
+    return predictor, module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation)
+
+
+def _read(folder: Path) -> tuple[list[StoredMember], dict[str, list[float]]]:
+    """The members, and their shares by client."""
+    try:
+        table = json_value(read_bytes(folder / FILE, links=False), folder / FILE)
+        members = [StoredMember(str(row.get("run", "")), row.get("plain")) for row in table["members"]]
+        shares = {str(name): [float(share) for share in own] for name, *own in table["clients"]}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise _unreadable(folder) from None
+    fits = all(len(own) == len(members) and min(own) >= 0 and sum(own) > 0 for own in shares.values())
+    inside = all(isinstance(x.plain, int) or (x.run and Path(x.run).name == x.run) for x in members)
+    if not (members and shares and fits and inside):
+        raise _unreadable(folder)
+    return members, shares
+
+
+def _plain_model(folder: Path, number: int, client: int) -> PlainModel:
+    """A client's plain model of a number."""
+    start = f"{number}/{client}/"
+    try:
+        with opened_tensors(folder / _PLAIN, links=False) as file:
+            stored = [name for name in list(file.keys()) if name.startswith(start)]
+            state = {name.removeprefix(start): file.get_tensor(name) for name in stored}
+        return PlainModel.of(state)
+    except (OSError, SafetensorError, ValueError):
+        raise _unreadable(folder) from None
+
+
+def _unreadable(folder: Path) -> RunFolderError:
+    return RunFolderError(f"{folder} holds no ensemble that can be read: make it again with piebald advise")
