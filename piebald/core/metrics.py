@@ -142,6 +142,33 @@ def cross_entropy(
 
 
 @on_logits
+def ordinal_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss of ordered classes from logits [batch, classes]: the log losses of "is it above k?", one for each k but the
+    last, summed.
+
+    A class far from the right one costs more than a neighbour.  It is the logarithmic ranked probability score (Tödter
+    and Ahrens 2012), as CORAL's sum (Cao, Mirjalili and Raschka 2020) with cumulative sums of the softmax in place of
+    logits of their own, so that these are in order and outputs mean probabilities of classes as elsewhere.
+
+    Args:
+        outputs: as above.
+        targets: class numbers [batch], lowest first; -100 is unknown.
+    """
+    mask, classes = known(targets), torch.arange(outputs.shape[1], device=outputs.device)
+    above = classes[None, :] > classes[:-1, None]  # [thresholds, classes]
+    chances, nothing = functional.log_softmax(outputs, 1)[:, None], outputs.new_tensor(-torch.inf)
+    more, less = (torch.where(part, chances, nothing).logsumexp(2) for part in (above, ~above))
+    right = torch.where(filled(targets, mask)[:, None] > classes[:-1], more, less)
+    return by_example(-right.sum(1), mask)
+
+
+@on_logits
+def rank_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """How many classes the most likely one is away from that of the target, in their order."""
+    return by_example((outputs.argmax(1) - targets).abs().float(), known(targets))
+
+
+@on_logits
 def binary_cross_entropy(
     outputs: Tensor, targets: Tensor, *, positive_weights: Sequence[float] | None = None
 ) -> Tensor:

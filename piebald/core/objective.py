@@ -42,8 +42,10 @@ from piebald.core.metrics import (
     model_loss,
     next_token_accuracy,
     next_token_loss,
+    ordinal_loss,
     over_classes,
     r2,
+    rank_error,
     recall,
     rmse,
     squared_error,
@@ -106,7 +108,7 @@ class Objective:
     @property
     def classifies(self) -> bool:
         """True if each row has one class, as far as that is known: a loss of the user's own may take others."""
-        return self.name in ("classification", "model") or self.name not in OBJECTIVES
+        return self.name in ("classification", "ordinal", "model") or self.name not in OBJECTIVES
 
     def in_unit(self, mean: Constants, deviation: Constants) -> Objective:
         """Return the objective for targets that are standard scores, in the targets' own unit.
@@ -225,6 +227,13 @@ _NUMBERS = TargetDomain()
 
 OBJECTIVES = {
     "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}, domain=ClassNumbers()),
+    "ordinal": Objective(
+        "ordinal",
+        ordinal_loss,
+        {"rank_error": rank_error, "accuracy": accuracy},
+        higher_is_better=False,
+        domain=ClassNumbers(),
+    ),
     "regression": Objective("regression", squared_error, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
     "l1": Objective("l1", absolute_error, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
     "huber": Objective("huber", huber_loss, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
@@ -282,6 +291,7 @@ METRICS: dict[str, Any] = {
     "next_token_accuracy": next_token_accuracy,
     "perplexity": Perplexity(),
     "r2": OfAllRows(r2),
+    "rank_error": rank_error,
     "rmse": OfAllRows(rmse, higher_is_better=False),
     "sensitivity": OfAllRows(functools.partial(recall, True)),
     "specificity": OfAllRows(functools.partial(recall, False)),
@@ -331,22 +341,38 @@ def objective_for(
             if not callable(metric) and not accumulates(metric):
                 raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
         objective = replace(objective, metrics=dict(metrics), higher_is_better=_higher_is_better(metrics))
-    if objective.name in ("classification", "token_classification", "language_modelling"):
+    if objective.name in ("classification", "ordinal", "token_classification", "language_modelling"):
         _check_classes(objective.name, targets)
     if objective.name == "survival":
         survival_pair(targets)  # refuses another form
     return objective
 
 
-def unfit_classes(loss: Any, classes: Sequence[str] | None) -> str | None:
-    """Return why a loss of an experiment file does not fit targets that are classes, or None."""
+def unfit_classes(loss: Any, classes: Sequence[str] | None, stated: bool) -> str | None:
+    """Return why a loss of an experiment file does not fit targets that are classes, or None.
+
+    Args:
+        loss: as the file has it.
+        classes: their names in order, None where targets are numbers.
+        stated: whether the file names them, in an order of its own.
+    """
     name = loss.get("name") if isinstance(loss, Mapping) else loss
+    if name == "ordinal" and classes is not None and not stated and (words := in_no_order(classes)):
+        return f"{words}: name them from low to high, classes = [...] in [data]"
     if classes is None or name not in _OF_NUMBERS:
         return None
     return (
         f"loss {name!r} predicts numbers, but the targets are {len(classes)} classes: set regression = true in [data] "
         "if their whole numbers are no classes"
     )
+
+
+def in_no_order(classes: Sequence[str]) -> str:
+    """Return that nobody knows the order of classes where they are words by alphabet, "" where there is an order."""
+    words = any(not name.lstrip("-").replace(".", "", 1).isdigit() for name in classes)
+    if not words or list(classes) != sorted(classes):
+        return ""
+    return f"the order of the classes {shown(', '.join(classes))} is taken from the alphabet"
 
 
 def _named_objective(name: str) -> Objective:
@@ -417,7 +443,9 @@ def _check_classes(name: str, targets: Tree) -> None:
     if not isinstance(targets, Tensor) or (targets.dtype not in whole and not is_one_hot(targets)):
         got = targets.dtype if isinstance(targets, Tensor) else described(targets)
         raise SettingError(f"{name} needs whole-number targets, got {got}: pass loss='regression'")
-    if name != "classification" and targets.dim() != 2:
+    if name == "ordinal" and targets.dim() != 1:
+        raise SettingError(f"ordinal needs one class number of each row, got rows {list(targets.shape[1:])}")
+    if name not in ("classification", "ordinal") and targets.dim() != 2:
         raise SettingError(f"{name} needs targets [batch, length], got rows {list(targets.shape[1:])}")
 
 

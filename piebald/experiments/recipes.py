@@ -309,7 +309,7 @@ def _maker(
     shape, y = form or pytree.form(rows.x), pytree.leaves(rows.y)
     if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
         raise SettingError(f"{places.at('data')}: the clients' targets are classes without names: give classes")
-    if problem := unfit_classes(fields.loss, clients.classes):
+    if problem := unfit_classes(fields.loss, clients.classes, fields.data.classes is not None):
         raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
     if fields.chosen_loss == "survival":

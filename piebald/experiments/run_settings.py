@@ -135,7 +135,7 @@ class RunSettings(Section):
         seed: the seed of all randomness.
         runtime: where the run is computed: a runtime's name or table; in Python also a value, e.g.
             ``Simulator(engine="vmapped")``.
-        loss: the name of an objective ("classification", "regression", "l1", "huber", "multilabel",
+        loss: the name of an objective ("classification", "ordinal", "regression", "l1", "huber", "multilabel",
             "token_classification", "language_modelling", "survival", "model"), a table of its name and the settings of
             its loss, or "module:name" for a function (outputs, targets) -> [batch], which Python may give as it is;
             chosen by the targets by default.

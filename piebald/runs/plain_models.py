@@ -159,7 +159,7 @@ def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[],
         return {}
     if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return {}
-    if objective.name == "classification" and y.dim() == 1 and bool((y >= 0).all()):
+    if objective.name in ("classification", "ordinal") and y.dim() == 1 and bool((y >= 0).all()):
         return {"shrunken LDA": _lda, "logistic regression": _logistic, "boosted trees": _trees}
     if objective.name in ("regression", "l1", "huber") and y[0].numel() == 1:
         return {"ridge regression": _ridge, "boosted trees": _regression_trees}

@@ -40,6 +40,28 @@ def test_label_smoothing_and_class_weights_are_those_of_torch() -> None:
     torch.testing.assert_close(of("classification", CLASSES, **settings).loss(scores, CLASSES), expected)
 
 
+def test_the_ordinal_loss_is_the_sum_of_log_losses_of_cumulative_probabilities() -> None:
+    scores, ranks = drawn(6, 4).double(), torch.tensor([0, 1, 2, 3, 3, 1])
+    chances = scores.softmax(1)
+    slow = torch.zeros(6, dtype=torch.float64)
+    for row, rank in enumerate(ranks.tolist()):
+        for k in range(3):
+            above = chances[row, k + 1 :].sum()
+            slow[row] -= torch.log(above if rank > k else 1 - above)
+    made = of("ordinal", ranks)
+    torch.testing.assert_close(made.loss(scores, ranks), slow)
+    assert made.metric == "rank_error"
+    assert made.metrics["rank_error"](torch.eye(4)[[3, 0, 2]], torch.tensor([0, 0, 1])).tolist() == [3, 0, 1]
+    two, right = drawn(6, 2), torch.tensor([0, 1, 1, 0, 1, 0])  # of two classes it is the cross-entropy
+    torch.testing.assert_close(
+        of("ordinal", right).loss(two, right), functional.cross_entropy(two, right, reduction="none")
+    )
+    far = torch.tensor([[9.0, 0, 0, 0], [0, 9.0, 0, 0]])  # both are wrong, the first by more
+    first, second = made.loss(far, torch.tensor([3, 3])).tolist()
+    assert first > second + 5
+    assert made.loss(torch.tensor([[1e4, 0, 0, 0]]), torch.tensor([3])).isfinite().all()
+
+
 def test_losses_of_numbers_and_labels_are_those_of_torch() -> None:
     outputs, targets = drawn(5, 3), drawn(5, 3) * 2
     for name, expected in {

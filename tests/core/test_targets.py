@@ -39,6 +39,7 @@ def reals(*shape: int) -> Tensor:
 # for each loss: outputs, targets that are all known, and the same outputs with some targets unknown
 CASES = {
     "classification": (reals(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])),
+    "ordinal": (reals(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])),
     "regression": (reals(6, 2), reals(6, 2)),
     "l1": (reals(6), reals(6)),
     "huber": (reals(6, 2), reals(6, 2)),

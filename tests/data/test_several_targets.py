@@ -136,3 +136,32 @@ def test_targets_that_cannot_be_predicted_together_are_refused(target: list[str]
         piebald.clients_from(table, client="plant", target=target, prepare="federated")
     with pytest.raises(SettingError, match="features must not include the target"):
         piebald.clients_from(TABLE, client="plant", target=LOADS, features=["a", "load_2"], prepare="federated")
+
+
+def test_classes_with_an_order_are_predicted_as_probabilities_in_that_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["none", "mild", "strong"]  # not by alphabet
+    pain = np.array(words)[np.digitize(X[:, 0] + NOISE[:, 0], [-0.5, 0.5])]
+    TABLE[["plant", "a", "b"]].assign(pain=pain).to_csv(tmp_path / "pain.csv", index=False)
+    text = (
+        f"rounds = 60\nloss = 'ordinal'\n"
+        f"data = {{ source = '{tmp_path}/pain.csv', client = 'plant', target = 'pain' ORDER }}"
+        "\nmodel = { name = 'logistic' }\nrecipe = { name = 'fedavg', lr = 0.3 }\n"
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(text.replace("ORDER", ""))
+    with pytest.raises(SettingError, match=r"the order of the classes 'mild, none, strong' is taken from the alphabet"):
+        ExperimentSettings.load(file).plan()
+    file.write_text(text.replace("ORDER", f", classes = {words}"))
+    plan = ExperimentSettings.load(file).plan()
+    run = piebald.run(plan.recipes["fedavg"], plan.clients, plan.model, rounds=60, loss="ordinal", runtime=HERE)
+    predicted = run.predictor().predict(TABLE)
+    assert list(predicted) == words
+    assert predicted.sum(axis=1).to_numpy() == pytest.approx(1)
+    ranks = predicted.to_numpy() @ np.arange(3)
+    assert np.corrcoef(ranks, X[:, 0])[0, 1] > 0.9
+    assert run.final["common"] < 0.5  # classes away from the right one, on average
+    clients = piebald.clients_from(str(tmp_path / "pain.csv"), client="plant", target="pain", prepare="federated")
+    piebald.run("fedavg", clients, build_model("logistic", (2,), 3), rounds=1, loss="ordinal")
+    assert "is taken from the alphabet: give clients_from(..., classes=[...])" in caplog.text

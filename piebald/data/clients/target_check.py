@@ -15,7 +15,7 @@ from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
-from piebald.core.objective import Objective
+from piebald.core.objective import Objective, in_no_order
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.prepared import gathered_bytes
@@ -169,6 +169,8 @@ def _oddities(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str]
     if all(part.dim() == 2 and part.shape[1] == outputs[0] and is_one_hot(part) for part in targets):
         yield f"targets are one-hot rows of {outputs[0]} numbers: they are taken as classes"
         return
+    if objective.name == "ordinal" and (words := in_no_order(classes or ())):
+        yield f"{words}: give clients_from(..., classes=[...]) from low to high if it is another"
     held = torch.unique(torch.cat([torch.unique(part[known(part)]) for part in targets]))
     names = len(classes) if classes is not None else int(held.max()) + 1 if len(held) else 0
     if len(held) and int(held.min()) > 0 and int(held.max()) + 1 == outputs[0]:
