@@ -9,10 +9,11 @@ training rows and stored, so that new rows become inputs alike.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from piebald.data import DataSet
 from piebald.data.clients.client_tables import numbers_of
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import UNKNOWN, Digests
+from piebald.data.clients.table_files import read_table
 from piebald.data.partition.vertical_split import Vertical, feature_names
 from piebald.data.preparation.agreement import fitted
 from piebald.data.preparation.column_models import CategoryColumn, Column, Numbers, NumericColumn
@@ -40,6 +42,8 @@ from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferDa
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+log = logging.getLogger("piebald.vertical")
 
 CREDIT = ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE")
 MOST_VALUES = 100  # of a column of categories, each of which becomes an input
@@ -58,6 +62,7 @@ class PartyPreparation(BaseModel):
         key: the column that names rows, "" for none.
         bounds: the least and the largest value of columns of numbers; what lies beyond counts as the bound.
         columns: how columns become inputs; None where inputs are taken as they are, by their names.
+        as_written: whether a table's cells are read one by one: no cell says what kind of column another is in.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,6 +71,7 @@ class PartyPreparation(BaseModel):
     key: str = ""
     bounds: dict[str, tuple[float, float]] = {}
     columns: Preparation | None = None
+    as_written: bool = False
 
     @classmethod
     def fitted(cls, frame: DataFrame, file: PartyFile, public: Role | None = None) -> Self:
@@ -82,7 +88,10 @@ class PartyPreparation(BaseModel):
         stated = [name for name in frame.columns if name in file.bounds or name in file.values]
         others = [name for name in frame.columns if name not in stated]
         if public is not None and others:
-            kind = "bounds" if is_numeric(frame[others[0]]) else "values"
+            import pandas
+
+            numbers = pandas.to_numeric(frame[others[0]], errors="coerce").notna()  # cells are text here
+            kind = "bounds" if numbers.any() else "values"
             raise SettingError(
                 f"column {others[0]!r} of {file.path} needs files.{public}.{kind}: with method.noise, no column may be "
                 "prepared by the rows"
@@ -99,7 +108,8 @@ class PartyPreparation(BaseModel):
                 f"column {many!r} of {file.path} has more than {MOST_VALUES} different values: name the other columns "
                 "in columns"
             )
-        return cls(features=tuple(prepared.feature_names_out), key=file.key, bounds=dict(file.bounds), columns=prepared)
+        features, as_written = tuple(prepared.feature_names_out), public is not None
+        return cls(features=features, key=file.key, bounds=dict(file.bounds), columns=prepared, as_written=as_written)
 
     def inputs(self, frame: DataFrame) -> Tensor:
         """Return the inputs [n, f], float64, of the rows of a table.
@@ -113,11 +123,15 @@ class PartyPreparation(BaseModel):
 
         if missing := [name for name in self.bounds if name not in frame.columns]:
             raise SettingError(f"the table has no column {missing[0]!r}, which the preparation reads: add it")
-        # a word among numbers counts as a gap, which is filled with the middle
-        stated = {
-            name: pandas.to_numeric(frame[name], errors="coerce").astype("float64").clip(*bounds)
-            for name, bounds in self.bounds.items()
-        }
+        stated = dict[str, Any]()
+        for name, bounds in self.bounds.items():
+            # a word among numbers counts as a gap, which is filled with the middle
+            numbers = pandas.to_numeric(frame[name], errors="coerce").astype("float64")
+            if 2 * (gaps := int(numbers.isna().sum())) > len(numbers):
+                log.warning(
+                    "column %r: %d of %d cells are no numbers, and count as the middle", name, gaps, len(numbers)
+                )
+            stated[name] = numbers.clip(*bounds)
         return torch.from_numpy(self.columns.transform(frame.assign(**stated)).astype("float64"))
 
 
@@ -289,7 +303,7 @@ def load_one(
             f"files.{role}.prepare: with method.noise, no row may say whether the table can be read: leave out parse "
             "and unit"
         )
-    frame = read_owners(Path(file.path), cleaning=file.cleaning)[0].frame
+    frame = read_owners(_read(file, public), cleaning=file.cleaning)[0].frame
     _check_columns(frame, file)
     keys, place = keys_in(frame, file.key, file.path)
     labels = None if file.label is None else _labels(frame, file, role, public)
@@ -321,19 +335,39 @@ def load_one(
         test_y=torch.from_numpy(labels[tested]) if len(tested) and labels is not None and known else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
-        records=_records(file, role),
+        records=_records(file, role, public),
         place=Path(file.rows or file.path).resolve().parent,
         preparation=preparation,
         own_y=None if role == "source" or labels is None else torch.from_numpy(labels)[~held_out],
     )
 
 
-def _records(file: PartyFile, role: Role) -> Digests:
+def read_cells(path: Path, key: str) -> Any:
+    """Return the rows of a table whose text stays as it is written, but for the keys, which both parties read alike."""
+    columns = read_table(path, None, "all").columns
+    return read_table(path, None, {*columns} - {key})
+
+
+def _read(file: PartyFile, public: bool) -> Any:
+    """Return what the rows are read from.
+
+    With `public`, the kind of a column, and how its numbers are written, must not be found out from all cells: one of
+    them would say how all rows are read.  So text stays as it is written, and each cell is read by itself.
+    """
+    if not public:
+        return Path(file.path)
+    frame = read_cells(Path(file.path), file.key)
+    if file.label in frame.columns and is_numeric(labels := frame[file.label]):  # of a file whose columns have types
+        frame[file.label] = labels.where(labels.abs() < 2.0**53)  # beyond, keys are refused
+    return frame
+
+
+def _records(file: PartyFile, role: Role, public: bool) -> Digests:
     """Return the digests of rows as they are read without rules: no rule makes them others for the ledger."""
     try:
         return records_of(read_owners(Path(file.path)), role)
     except SettingError:  # only the rules say how it is read
-        return records_of(read_owners(Path(file.path), cleaning=file.cleaning), role)
+        return records_of(read_owners(_read(file, public), cleaning=file.cleaning), role)
 
 
 def load_files(

@@ -29,7 +29,7 @@ from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.kernels import Floats
 from piebald.vertical.loss_terms import MOST_SCORE
-from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in
+from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in, read_cells
 from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_store import PartyStore, opened, read_settings, weights_in
@@ -235,10 +235,12 @@ def _table(preparation: PartyPreparation, rows: DataFrame | PathLike, tell: Tell
     import pandas
 
     columns = preparation.columns
-    as_written = frozenset[str]() if columns is None else columns.as_written
-    frame: Any = (
-        rows if isinstance(rows, pandas.DataFrame) else read_table(Path(rows), preparation.key or None, as_written)
-    )
+    if isinstance(rows, pandas.DataFrame):
+        frame: Any = rows
+    elif preparation.as_written:
+        frame = read_cells(Path(rows), preparation.key)
+    else:
+        frame = read_table(Path(rows), preparation.key or None, () if columns is None else columns.as_written)
     return frame if columns is None else columns.cleaned(frame, tell=tell)
 
 

@@ -364,6 +364,52 @@ def test_with_noise_no_column_is_prepared_by_the_rows(tmp_path):
         load(table(tmp_path, "positive alone", ROWS), "source", 0.2, 0, public=True)
 
 
+ODD = [
+    "",
+    "C",
+    "NA",
+    "1.5",
+    "3,5",
+    "1,234",
+    "2024-05-05",
+    "inf",
+    "1e30",
+    "7 kg",
+    "True",
+    "0x10",
+    "12345678901234567890",
+]
+
+
+@pytest.mark.parametrize("place", ["age", "town", "repaid"])
+@pytest.mark.parametrize(
+    "words", [("A", "B"), ("1", "2"), ("007", "008"), ("1.50", "2.50"), ("True", "False")], ids=str
+)
+def test_with_noise_no_cell_says_how_others_are_read(tmp_path, words, place):
+    """Before, one word among numbers, or one gap, made 59 of 60 rows other ones: the reader takes a column's kind from
+    all of its cells."""
+    rows = [{"key": f"k{n}" * (n < 8), "age": 20 + n, "town": words[n % 2], "repaid": n % 2} for n in range(30)]
+    stated = {"bounds": {"age": (0.0, 100.0)}, "values": {"town": words}}
+
+    def held(cell: str | None) -> PartyHolding:
+        table = [dict(row) for row in rows]
+        table[17] |= {} if cell is None else {place: cell}
+        lines = [",".join(f'"{one}"' if "," in str(one) else str(one) for one in row.values()) for row in table]
+        (tmp_path / "rows.csv").write_text("\n".join(["key,age,town,repaid", *lines]) + "\n")
+        file = PartyFile(path=str(tmp_path / "rows.csv"), key="key", label="repaid", positive="1", **stated)
+        return load(PartyFiles(source=file), "source", 0.3, 0, public=True)
+
+    before = held(None)
+    assert before.x[:, [before.features.index(f"town={word}") for word in words]].sum(0).tolist() == [15, 15]
+    assert before.y.sum() == 0
+    for cell in ODD:
+        after = held(cell)
+        others = np.arange(30) != 17
+        assert after.features == before.features
+        assert torch.equal(after.x[others], before.x[others]), cell
+        assert torch.equal(after.y[others], before.y[others]), cell
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

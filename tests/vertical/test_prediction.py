@@ -172,7 +172,7 @@ def test_what_is_stored_holds_no_row(folder):  # noqa: F811
     with PartyStore.open_read_only("run/target") as store:
         told = store.meta
     stored = told["preparation"]
-    assert set(stored) == {"features", "key", "bounds", "columns"}
+    assert set(stored) == {"features", "key", "bounds", "columns", "as_written"}
     assert stored["key"] == "member"
     assert len(told["translator"]) == 8
     assert np.isfinite(told["translator"]).all()
