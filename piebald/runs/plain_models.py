@@ -125,7 +125,7 @@ class PlainModels:
             return None
         outputs = model(pytree.single(rows.x, "a plain model"))
         targets = pytree.single(rows.y, "a plain model")
-        return self.objective, outputs if self.objective.classifies else outputs.reshape(targets.shape), targets
+        return self.objective, outputs if self.objective.classifies else outputs.reshape(targets.shape), rows.targets
 
 
 def score_beside(run: Run, models: PlainModels) -> None:
@@ -160,7 +160,8 @@ def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[],
     if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
         return {}
     if objective.name in ("classification", "ordinal") and y.dim() == 1 and bool((y >= 0).all()):
-        return {"shrunken LDA": _lda, "logistic regression": _logistic, "boosted trees": _trees}
+        lda = {} if pool.weight is not None else {"shrunken LDA": _lda}  # which knows no weights of rows
+        return {**lda, "logistic regression": _logistic, "boosted trees": _trees}
     if objective.name in ("regression", "l1", "huber") and y[0].numel() == 1:
         return {"ridge regression": _ridge, "boosted trees": _regression_trees}
     return {}
@@ -173,17 +174,19 @@ def _fitted(make: Callable[[], Any], rows: Rows) -> Any:
     x, y = (pytree.single(part, "a plain model").numpy() for part in (rows.x, rows.y))
     y = y.reshape(len(rows))
     model = make()
+    steps = [f"{name}__sample_weight" for name, _ in model.steps] if hasattr(model, "steps") else ["sample_weight"]
+    weight = {} if rows.weight is None else dict.fromkeys(steps, rows.weight.numpy())
     is_constant = len(np.unique(y)) == 1  # discriminant analysis would fail at its first prediction
     with warnings.catch_warnings():
         # columns that repeat each other and steps that run out are no news of a model that is only a measure
         warnings.simplefilter("ignore")
         try:
             if not is_constant:
-                return model.fit(x, y)
+                return model.fit(x, y, **weight)
         except ValueError:  # no more rows than classes
             pass
         plain = DummyClassifier(strategy="prior") if hasattr(model, "predict_proba") else DummyRegressor()
-        return plain.fit(x, y)
+        return plain.fit(x, y, sample_weight=None if rows.weight is None else rows.weight.numpy())
 
 
 def _as_tensors(fitted: Any, classes: int | None) -> PlainModel:

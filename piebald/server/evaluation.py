@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
+from piebald.contracts import SERVER_ID, Clients, InMemory, Personalizes, Query, Result, Split
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.core.errors import SettingError
 from piebald.core.metrics import checked_criterion, is_pooled
@@ -272,10 +272,10 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
 
 def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
     """The outputs of the constant answer from all clients' training rows, which are on this machine; empty for none."""
-    first = clients.rows(0, "train").weight if naive not in (None, "equal") and clients.classes is not None else None
-    if naive == "classes" and first is not None:
+    if naive == "classes" and _are_weighted(clients):
         classes = len(clients.classes or ())
-        sums_of = [class_totals(clients.rows(client, "train"), classes) for client in range(len(clients))]
+        held = (clients.rows(client, "train") for client in range(len(clients)))
+        sums_of = [class_totals(rows, classes) for rows in held if len(rows)]
         return tuple(constant(naive, torch.stack(sums_of).sum(0)).tolist())
     if naive == "classes":
         counts = [clients.counts(client, "train") for client in range(len(clients))]
@@ -287,6 +287,14 @@ def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
     targets, weights = torch.cat([*map(known_targets, held)]), torch.cat([*map(row_weights, held)])
     some = any(rows.weight is not None for rows in held)
     return tuple(constant_of(naive, targets, weights if some else None).tolist())
+
+
+def _are_weighted(clients: Clients) -> bool:
+    """Return whether rows count by weights: of clients in memory any, of others those of the first that has rows."""
+    if isinstance(clients, InMemory) and clients.in_memory():
+        return clients.pool().weight is not None
+    held = (clients.rows(client, "train") for client in range(len(clients)))
+    return next((rows.weight is not None for rows in held if len(rows)), False)
 
 
 def totals_query(rows: RowScores | None, work: ClientWork) -> TrainingTotals | None:

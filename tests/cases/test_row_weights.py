@@ -20,7 +20,7 @@ from piebald import recipes
 from piebald.contracts import WEIGHT, Disclosure, Rows, Task, Update
 from piebald.core.errors import SettingError
 from piebald.core.metrics import survival_loss
-from piebald.core.objective import METRICS
+from piebald.core.objective import METRICS, objective_for
 from piebald.core.targets import Weighted
 from piebald.data.clients.data_source import DataSource, RunRows
 from piebald.data.preparation.agreement import fitted
@@ -41,7 +41,9 @@ from piebald.methods.queries.scores import weight_metric
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.ledger import DisclosureRules, Withheld
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
+from piebald.runs.plain_models import PlainModels
 from piebald.runs.prepare import prepare
+from piebald.server.evaluation import _of_all
 from tests.fakes import few, seeded, simulate
 
 pd = pytest.importorskip("pandas")
@@ -454,3 +456,41 @@ def test_trees_from_sums_count_no_row_more_than_the_largest_weight() -> None:
     for weights in (None, np.array([0.1, 0.5, 7.0])):
         shares = shares_of_weights(weights, 3, TreeSettings(form="histogram", largest_weight=0.5))
         assert shares.max() == 1
+
+
+def test_the_most_frequent_class_of_all_is_by_weights_also_where_the_first_client_has_no_training_rows() -> None:
+    table = pd.DataFrame({"site": ["a"] * 2 + ["b"] * 8, "x": 0.0, "ill": ["no", "yes"] + ["no"] * 6 + ["yes"] * 2,
+                          "w": [1, 1] + [1] * 6 + [9, 9], "part": ["test"] * 2 + ["train"] * 8})  # fmt: skip
+    clients = piebald.clients_from(table, client="site", target="ill", weights="w", split="part")
+    assert np.argmax(_of_all(clients, "classes")) == 1  # of fewer rows, which weigh more
+
+
+@pytest.mark.parametrize("amounts", [False, True])
+def test_plain_models_are_those_of_scikit_learn_with_sample_weights(amounts: bool) -> None:
+    table = survey().assign(cost=lambda held: 3 * held.a + held.b + held.index % 5)
+    target = "cost" if amounts else "ill"
+    clients = piebald.clients_from(
+        table[["site", "a", "b", "w", target]], client="site", target=target, weights="w", test=0.3, regression=amounts
+    )
+    objective = objective_for(clients.rows(0, "train").y)
+    models = PlainModels(clients, objective)
+    assert "shrunken LDA" not in models.makers  # it knows no weights
+    for name, make in models.makers.items():
+        for client in range(len(clients)):
+            train, test = clients.rows(client, "train"), clients.rows(client, "test")
+            weight, judged = np.asarray(train.weight), models.judged(name, client, test)
+            if len(train.y.unique()) < 2:  # of one class there is a constant answer
+                continue
+            made = make()
+            if hasattr(made, "steps"):
+                scaler = made[0].fit(train.x.numpy(), sample_weight=weight)
+                own = made[-1].fit(scaler.transform(train.x.numpy()), train.y.numpy(), sample_weight=weight)
+                right = own.predict(scaler.transform(test.x.numpy()))
+            else:
+                right = made.fit(train.x.numpy(), train.y.numpy(), sample_weight=weight).predict(test.x.numpy())
+            assert judged is not None
+            told = judged[1].numpy() if amounts else judged[1].argmax(1).numpy()
+            np.testing.assert_allclose(told, right, rtol=1e-4, atol=1e-5)
+            score = float(value_of(objective.metrics[objective.metric], *judged[1:]))
+            errors = np.abs(right - test.y.numpy()) if amounts else right == test.y.numpy()
+            assert score == pytest.approx(np.average(errors, weights=test.weight), rel=1e-4)
