@@ -274,8 +274,8 @@ def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
     """The outputs of the constant answer from all clients' training rows, which are on this machine; empty for none."""
     if naive == "classes" and _are_weighted(clients):
         classes = len(clients.classes or ())
-        held = (clients.rows(client, "train") for client in range(len(clients)))
-        sums_of = [class_totals(rows, classes) for rows in held if len(rows)]
+        each = (clients.rows(client, "train") for client in range(len(clients)))
+        sums_of = [class_totals(rows, classes) for rows in each if len(rows)]
         return tuple(constant(naive, torch.stack(sums_of).sum(0)).tolist())
     if naive == "classes":
         counts = [clients.counts(client, "train") for client in range(len(clients))]

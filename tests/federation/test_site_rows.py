@@ -8,6 +8,7 @@ import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,17 @@ from piebald.core import references
 from piebald.core.errors import SettingError
 from piebald.data.clients.data_source import RunRows
 from piebald.data.partition.split import SplitSettings
+from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import terms
+from piebald.federation.site import site_check
 from piebald.federation.site.site_process import SiteSettings, SiteWork, site_work
 from piebald.federation.site.site_rows import (
     SPLITS,
+    SiteClient,
     SiteRows,
     SiteSource,
     missing_source,
@@ -350,3 +355,47 @@ def test_a_site_takes_part_with_them(place: Path, tmp_path: Path) -> None:
     settings = SiteSettings.model_validate({"data": {"source": "all.csv", **TABLE}})
     made = SiteWork(credentials, settings, place)(values)
     assert (made.client, [len(made.clients.rows(1, split)) for split in SPLITS]) == (1, [14, 2, 4])
+
+
+@pytest.mark.parametrize(("times", "shift", "said"), [
+    (1.0, 0.0, None), (18.0, 0.0, "mg/dl for mmol/l"), (10.0, 0.0, "in another unit"), (1.8, 32.0, None),
+])  # fmt: skip
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_site_hears_of_columns_that_are_off_from_the_preparation_that_a_run_has(
+    times: float, shift: float, said: str | None, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame({"glucose": rng.normal(6, 1, 120).round(2), "age": rng.normal(60, 9, 120).round()})
+    frame["ill"] = np.where(frame.glucose + rng.normal(size=120) > 6, "yes", "no")
+    agreed = fitted(frame, "ill", least_rows=1)
+    assert agreed.columns[0].kind == "number"
+    if not shared:  # as of sites with a floor, which tell no quantiles
+        plain = [column.model_copy(update={"values": column.values.model_copy(update={"range": []})})
+                 if column.kind == "number" else column for column in agreed.columns]  # fmt: skip
+        agreed = agreed.model_copy(update={"columns": plain})
+    own = frame.assign(glucose=(frame.glucose * times + shift).round(2))
+    own.to_csv(tmp_path / "north.csv", index=False)
+    run = RunRows(["no", "yes"], prepare=PrepareSettings(agreed=agreed))
+    rows = own_rows(SiteSource(source="north.csv", target="ill"), tmp_path, "north", run, ["north", "south"])
+    heard = "; ".join(rows.unlike)
+    if said is not None:
+        assert "column 'glucose' has numbers outside" in heard
+        assert said in heard
+    elif times == 1:
+        assert not heard
+    assert "age" not in heard
+    client = SiteClient(SimpleNamespace(layout=SimpleNamespace(size=5)), rows, 0)  # type: ignore[arg-type]
+    settings = SimpleNamespace(policy=SimpleNamespace(reject_reason=lambda work: None))
+
+    class Work:
+        credentials = SimpleNamespace(folder=tmp_path)
+
+        def __call__(self, terms: Any) -> SiteClient:
+            return client
+
+    work: Any = Work()
+    work.settings = settings
+    monkeypatch.setattr(site_check, "Consent", lambda *_: SimpleNamespace(reject_reason=lambda *_: None))
+    monkeypatch.setattr(site_check, "read_values", lambda body: {})
+    checks = site_check._met(work, site_check.Check("rows", True, ""), b"", lambda _: None)
+    assert [check.told for check in checks if check.what == "columns"] == ([heard] if heard else [])

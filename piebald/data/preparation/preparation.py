@@ -364,6 +364,12 @@ class Preparation(Fields, WordedModel):
                 values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
         return values
 
+    def outside_of_training(self, frame: pd.DataFrame) -> Iterator[str]:
+        """Yield a sentence for each column whose numbers lie far outside of those of training rows."""
+        for column in self.columns:
+            if isinstance(column, NumericColumn) and column.name in frame.columns:
+                yield from _outside(column, frame, self.gaps)
+
     def unlike_training(self, frame: pd.DataFrame) -> Iterator[str]:
         """Yield a sentence for each column that is not there, or has gaps, categories or sizes of numbers that training
         rows have not.

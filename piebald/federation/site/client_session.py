@@ -390,6 +390,10 @@ def joined(prepared: SiteClient, runner: TaskRunner) -> None:
     rows = ", ".join(f"{count:,} {split} rows" for split, count in runner.rows.items())
     fields = {"event": "joined", "client": prepared.client + 1, "clients": len(prepared.clients), "rows": rows}
     log.info("joined as client %(client)d of %(clients)d, with %(rows)s", fields)
+    for why in prepared.unlike:
+        log.warning(
+            "this site's rows are not like those that the run was prepared by: %(why)s", {"event": "rows", "why": why}
+        )
 
 
 def training(started: StartedTask) -> str:

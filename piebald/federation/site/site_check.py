@@ -211,6 +211,7 @@ def _met(work: SiteWork, rows: Check, body: bytes, met: Callable[[SiteClient], N
     space = check_space(work.credentials.folder, SPACE + 4 * _COPIES * layout.size)
     return [
         Check("rows", True, described(prepared.clients, prepared.client)),
+        *([Check("columns", None, "; ".join(prepared.unlike))] if prepared.unlike else []),
         Check("run", True, f"{summary}; this site's policy allows it"),
         *([] if space.fine else [space]),
     ]

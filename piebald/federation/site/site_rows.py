@@ -122,6 +122,7 @@ class SiteRows:
         rows_per_person: the most rows of one person, 1 where nothing says whose a row is.
         division: how the run says that they are divided, None where it does not.
         features: the names of the inputs, None where they have none.
+        unlike: sentences about columns of numbers far outside of those that all sites have agreed on.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class SiteRows:
         self.names, self.classes, self.division = names, classes, division
         self.common: Rows | None = None
         self.features: Sequence[str] | None = None
+        self.unlike: Sequence[str] = ()
         self.public_rows, self.records, self.rows_per_person = public, records, 1
         self._number, self._rows = number, rows
         # no rows, but with the shapes and types of rows
@@ -233,6 +235,7 @@ def _rows_for_run(
 ) -> SiteRows:  # fmt: skip
     """Return a site's own rows as a run has them; arguments are those of `own_rows`."""
     clients, client = _client(owners, source, folder, site, run, number)
+    unlike = list[str]()
     if (columns := columns_of(clients)) is not None:
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
@@ -241,7 +244,7 @@ def _rows_for_run(
             return UnpreparedRows(names, number, clients, columns, run.classes, length)
         prepared = PreparedClients(clients, columns, agreed, computed=False)
         prepared.names = [names[number]]  # by which numbers are harmonised
-        clients = prepared
+        unlike, clients = list(agreed.outside_of_training(prepared.raw(client, "train"))), prepared
     rows = {split: clients.rows(client, split) for split in SPLITS}
     if run.split is not None and number in run.split.untrained(names):
         parts, none = [rows[split] for split in SPLITS], rows["train"][:0]
@@ -250,7 +253,7 @@ def _rows_for_run(
             whole = replace(whole, weight=torch.cat([part.weight for part in parts if part.weight is not None]))
         rows = {"train": none, "validation": none, "test": whole}
     own = SiteRows(names, number, rows, run.classes, public_rows_of(clients), division=run.split)
-    own.features = _features(clients)
+    own.features, own.unlike = _features(clients), unlike
     return own
 
 
@@ -414,6 +417,11 @@ class SiteClient:
     records: Digests | None = None
     rows_per_person: int = 1
     place: Path | None = None
+
+    @property
+    def unlike(self) -> Sequence[str]:
+        """How this site's training rows differ from those that all sites agreed on, for this site alone."""
+        return self.clients.unlike if isinstance(self.clients, SiteRows) else ()
 
     def ledger(self, state: Path, log: str = "", head: Callable[[], Head | None] = lambda: None) -> RowLedger:
         """The ledger of the rows; arguments are those of `row_ledger`.
