@@ -98,11 +98,16 @@ def server(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait until no other server has the credentials, and take over.")
     ] = False,
-    job: Annotated[tuple[int, int] | None, typer.Option(hidden=True)] = None,
+    expiry: Annotated[
+        float, typer.Option(min=5, help="With --standby: seconds without a sign of life of a server that hangs.")
+    ] = 30.0,
+    listen: Annotated[str, typer.Option(help="The address to listen at; by default all of this machine.")] = "0.0.0.0",
+    job: Annotated[tuple[int, int, int] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.federation.credentials.provisioning import read
     from piebald.federation.link.supervision import at_work
+    from piebald.federation.link.tls import Listener
     from piebald.federation.operate.machine_checks import (
         check_space,
         refuse_crosses,
@@ -113,6 +118,7 @@ def server(
 
     party, page = read(credentials), page_address(options)
     options.start_log()
+    Listener.host = listen
     if job is not None:  # the process of an experiment of the queue
         return serve_job(credentials, *job, options)
     if file is None:
@@ -123,7 +129,7 @@ def server(
         if check:
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(party), check_space(credentials)]))
-        return serve_queue(credentials, page, options, standby)
+        return serve_queue(credentials, page, options, expiry if standby else None)
     if standby:
         raise SettingError("--standby is for a server that takes experiments from its queue: leave the file out")
     if options.plugins is not None:

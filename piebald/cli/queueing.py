@@ -218,25 +218,26 @@ def _check_finished(run: Path) -> None:
     FinishedRun.at(run)
 
 
-def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions, standby: bool = False) -> None:
+def serve_queue(credentials: Path, page: PageAddress | None, options: app.SharedOptions, expiry: float | None) -> None:
     """Take the experiments of the queue, each in a process of its own, until this process is stopped.
 
     Args:
         credentials: the server's.
         page: the address of its status page.
         options: of its process; experiments may name the plugins among them.
-        standby: whether to wait until no other process has the credentials, in place of an error.
+        expiry: seconds without a sign of life after which it takes the credentials from another process, for whose end
+            it waits; None for an error in place of that.
     """
-    from piebald.federation.operate.job_processes import JobProcesses, await_writer
+    from piebald.federation.operate.job_processes import JobProcesses, leased
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
 
     server, queue = _opened(credentials)
-    if standby:
-        await_writer(credentials)
-    with locked(credentials), nullcontext() if page is None else serving_page(page, server.folder):
+    app.end_on_term()
+    shows = nullcontext() if page is None else serving_page(page, server.folder)
+    with leased(server, expiry) as held, locked(credentials), shows:
         refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")
-        jobs = JobProcesses(server, queue, partial(_job_words, options))
+        jobs = JobProcesses(server, queue, partial(_job_words, options), held)
         try:
             jobs.serve()
         except KeyboardInterrupt:
@@ -254,7 +255,7 @@ def _job_words(options: app.SharedOptions, slot: int) -> list[str]:
     return [*words, *(["--json"] if options.as_json else []), *(["--quiet"] if options.quiet else [])]
 
 
-def serve_job(credentials: Path, number: int, door: int, options: app.SharedOptions) -> None:
+def serve_job(credentials: Path, number: int, door: int, token: int, options: app.SharedOptions) -> None:
     """Carry out one experiment of the queue, or the rest of it, and write down how it ended.
 
     This is the process that `JobProcesses` starts, and ends with it.
@@ -263,18 +264,22 @@ def serve_job(credentials: Path, number: int, door: int, options: app.SharedOpti
         credentials: the server's.
         number: of the experiment.
         door: the file over which the connections of sites come.
+        token: of the server's lease, without which nothing is written; 0 for none.
         options: of the process.
     """
-    from piebald.federation.operate.job_processes import LEFT, await_writer, end_with_parent, take_connections
+    from piebald.federation.operate.job_processes import await_writer, end_with_parent, take_connections
     from piebald.federation.operate.logs import also_log
+    from piebald.storage.lease import Lease
 
     server, queue = _opened(credentials)
-    end_with_parent()
+    if token:
+        Lease(server.folder, token)
     take_connections(door)
+    end_with_parent()
     also_log(queue.log_file(number))
     entry, state, reason = queue.entry(number), "finished", ""
     try:
-        await_writer(Path(entry.out), LEFT)  # the process of a server that was killed may outlive it for a moment
+        await_writer(Path(entry.out))
         _carry_out(server, queue, entry, options)
     except (KeyboardInterrupt, app.Interrupted, DeviceLost):
         raise  # it goes on in another process

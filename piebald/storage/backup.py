@@ -43,7 +43,7 @@ FORMAT = 1  # of the list of files
 _MANIFEST = "backup.json"
 _LONGEST = 64 << 20  # bytes of the manifest
 _NAME = re.compile(
-    rf"{re.escape(DATABASE)}|{re.escape(START)}|{re.escape(TOKENIZER)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors"
+    rf"{re.escape(DATABASE)}|{re.escape(START)}|{re.escape(TOKENIZER)}|(vectors|client-state|chosen)-\d{{1,15}}(-\d{{1,15}})?\.safetensors"
 )
 _ATTEMPTS = 100
 _CHUNK = 1 << 20

@@ -23,8 +23,8 @@ import secrets
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from torch import Tensor
 from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError
 from piebald.core.files import check_size
-from piebald.storage import schema, tensor_files
+from piebald.storage import lease, schema, tensor_files
 from piebald.storage.lock import RunLock
 from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
 from piebald.storage.schema import DATABASE, explained, packed_values
@@ -127,6 +127,7 @@ class RunStore:
                 # on the disk before the rename: a run without its description could not be resumed
                 with schema.transaction(empty, durable=True):
                     schema.insert(empty, "meta", schema.meta_rows(described))
+            lease.check()
             # the rename is the moment at which the folder becomes a run
             os.replace(folder / UNFINISHED, folder / DATABASE)
             return cls(schema.connect(folder / DATABASE), folder, lock)
@@ -200,7 +201,7 @@ class RunStore:
             if checkpoint is not None and self.path is not None:
                 write = partial(tensor_files.write_checkpoint, self._db, self.path, version, checkpoint)
                 written = _once_files_can_be_opened(write)
-            with schema.transaction(self._db, durable=written is not None):  # older files are deleted afterwards
+            with self._transaction(durable=written is not None):  # older files are deleted afterwards
                 if version <= self._version:
                     self._forget_from(version)
                 schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
@@ -226,7 +227,7 @@ class RunStore:
         """Record columns of `confusion`, in place of what was counted of the same clients at the same version."""
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
-            with schema.transaction(self._db):
+            with self._transaction():
                 counted = {(row["version"], row["client"]) for row in rows}
                 self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(counted))
                 schema.insert(self._db, "confusion", rows)
@@ -250,7 +251,7 @@ class RunStore:
         """Forget what was recorded after a version, and all checkpoints before the newest that is left, for good."""
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
-            with schema.transaction(self._db, durable=True):
+            with self._transaction(durable=True):
                 self._forget_from(version + 1)
                 if self._checkpoints():
                     tensor_files.forget(self._db, 1)
@@ -293,6 +294,7 @@ class RunStore:
         reader could not delete it.
         """
         if self._lock is not None:
+            lease.check()
             with suppress(sqlite3.Error):  # it is being read, or closed: the journal stays
                 self._db.execute("PRAGMA journal_mode = DELETE")
         self._db.close()
@@ -414,6 +416,18 @@ class RunStore:
         with explained(f"{self._name} cannot be read"):
             return self._db.execute("SELECT * FROM checkpoint ORDER BY version DESC").fetchall()
 
+    @contextmanager
+    def _transaction(self, durable: bool = False) -> Iterator[None]:
+        """A transaction of whoever may write: the only one where all writes pass, before and after each.
+
+        A holder of a lease that hangs in it and wakes after the lease was taken ends with the second look, and tells
+        nobody of what it wrote.
+        """
+        lease.check()
+        with schema.transaction(self._db, durable=durable):
+            yield
+        lease.check()
+
     def _check_writable(self) -> None:
         if self._read_only:
             raise RunFolderError(f"{self.path} was opened for reading only: use RunStore.open to write to it")
@@ -421,7 +435,7 @@ class RunStore:
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]], durable: bool = False) -> None:
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
-            with schema.transaction(self._db, durable=durable):
+            with self._transaction(durable=durable):
                 schema.insert(self._db, table, rows)
 
     def _forget_from(self, version: int) -> None:

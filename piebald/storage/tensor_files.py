@@ -4,6 +4,8 @@
     client-state-<version>.safetensors   the state of clients, and their last models where the server keeps them: only
                                          the tensors that changed since the previous checkpoint
 
+Where a server has taken over from one that hangs, its lease's token follows: vectors-<version>-<token>.safetensors.
+
 The newest checkpoints are kept, and the best one where the server looks for it.  A tensor of a client is found through
 the table `client_state`, in the row with the largest version up to the checkpoint's.  A superseded row stays until no
 kept checkpoint is older than the row that replaced it.  When less than half of a file is still current, its current
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,12 +34,14 @@ from piebald.core.errors import RunFolderError, shown
 from piebald.core.files import json_value, opened
 from piebald.core.private_files import sync_folder
 from piebald.core.reading import opened_tensors
+from piebald.storage import lease
 from piebald.storage.lock import create_new
 from piebald.storage.schema import explained, insert
 
 CLIENT_STATE = "client_state/"
 LAST = "last/"  # what the server keeps of each client: rows of the same table whose names begin with "last:"
 _UNFINISHED = ".part"
+_LATER = re.compile(r"-\d+-(\d+)\.safetensors")  # of a further holder of the lease, see `_named`
 
 
 class StoredTensor(NamedTuple):
@@ -73,15 +78,21 @@ def write_checkpoint(db: sqlite3.Connection, folder: Path, version: int, checkpo
     """Write the files of a checkpoint, see `index_checkpoint`."""
     values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
     whole, changed = split_client_state(checkpoint.tensors)
-    name = f"vectors-{version}.safetensors"
+    name = _named("vectors", version)
     row = {"version": version, "file": name, "sha256": digests(write(folder, name, whole), values)}
     row["values_json"] = values
     states = survivors(db, folder, version, changed) | changed
     if not states:
         return WrittenCheckpoint(row, None, {})
-    file = f"client-state-{version}.safetensors"
+    file = _named("client-state", version)
     keyed = {StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
     return WrittenCheckpoint(row, (file, write(folder, file, keyed)), states)
+
+
+def _named(kind: str, version: int) -> str:
+    """Return the name of a file, with the token of this process's lease after the first: no two holders share one."""
+    token = lease.token()
+    return f"{kind}-{version}.safetensors" if token < 2 else f"{kind}-{version}-{token}.safetensors"
 
 
 def index_checkpoint(db: sqlite3.Connection, written: WrittenCheckpoint, keep: int) -> None:
@@ -288,7 +299,8 @@ def sweep(db: sqlite3.Connection, folder: Path) -> None:
     named = {row[0] for row in db.execute("SELECT file FROM checkpoint UNION SELECT file FROM client_state_file")}
     for pattern in ("vectors-*.safetensors*", "client-state-*.safetensors*"):
         for path in folder.glob(pattern):
-            if path.name not in named:
+            later = (match := _LATER.search(path.name)) and int(match[1]) > lease.token() > 0
+            if path.name not in named and not later:
                 with suppress(OSError):  # a file that stays only takes up space
                     path.unlink(missing_ok=True)
 

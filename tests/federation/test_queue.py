@@ -199,7 +199,7 @@ def test_an_experiment_for_any_sites_gets_those_that_are_there_when_its_turn_com
     monkeypatch.setattr("piebald.cli.train.carry_out", lambda settings, *_, **__: given.append(settings))
     monkeypatch.setattr("piebald.federation.operate.job_processes.end_with_parent", lambda: None)
     monkeypatch.setattr("piebald.federation.operate.job_processes.take_connections", lambda door: None)
-    assert main(["server", str(server), "--quiet", "--job", "1", "0"]) == 0
+    assert main(["server", str(server), "--quiet", "--job", "1", "0", "0"]) == 0
     assert ExperimentQueue(server).entry(1).state == "finished"
     assert list(given[0].clients().names) == [*about["sites"], "site-4"]
 

@@ -37,6 +37,7 @@ from piebald.core.errors import SettingError, shown
 from piebald.core.files import opened, read_text
 from piebald.core.private_files import write_private
 from piebald.privacy.ledger import Head
+from piebald.storage import lease
 
 FILE = "audit.jsonl"
 HEAD = "audit.head"
@@ -92,6 +93,7 @@ class AuditLog:
             self._rotate()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
             with os.fdopen(handle, "r+b") as file:
+                lease.check()  # after it is open: a file that is opened before a lease is taken is another one then
                 size = self._end(file)
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
                 if self._headless:
@@ -107,6 +109,7 @@ class AuditLog:
                     # no line could follow from a part of one
                     os.truncate(file.fileno(), size)
                     raise
+            lease.check()
             self._line, self._head = self._line + 1, digest
             with suppress(OSError):  # a head that is behind is still in the log
                 write_private(self.path.with_name(HEAD), f"{self._line} {digest}\n", lasting=False)

@@ -20,7 +20,7 @@ from piebald.core.plain_text import printable
 from piebald.core.references import NOBODY, Resolver
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
-from piebald.federation.link.wire_messages import MINOR, PROTOCOL, SAME_PROTOCOL, release
+from piebald.federation.link.wire_messages import MINOR, PROTOCOL, SAME_PROTOCOL, Needs, release
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
@@ -122,6 +122,7 @@ class RunTerms(BaseModel):
         numbers: of each client's model among these, None for the run's; empty where nobody has another one.
         questions: what sites are asked besides training, as far as it is known before (`Query.stated`).
         trains: whether sites train at all.
+        needs: what the run takes of each site while it lasts.
         lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
@@ -155,6 +156,7 @@ class RunTerms(BaseModel):
     numbers: list[int | None] = []
     questions: list[dict[str, Any]] = []
     trains: bool = True
+    needs: Needs = Needs()
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
@@ -329,7 +331,7 @@ def private_digest(numbers: Tensor) -> str:
 
 def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
-    classes: Sequence[str] | None = None, lineage: str | None = None,
+    classes: Sequence[str] | None = None, lineage: str | None = None, needs: Needs | None = None,
 ) -> bytes:  # fmt: skip
     """Serialize the terms of a run.
 
@@ -368,6 +370,7 @@ def terms(
         sites=list(sites[: len(clients)]),
         questions=[dict(question) for question in work.questions],
         trains=work.trains,
+        needs=needs or Needs(),
         lineage=lineage,
     )
     if reason := run_terms.unlike_reason():

@@ -68,7 +68,7 @@ class ServerMessages:
         self.audit = AuditLog(credentials.folder)
         # 4 bytes for a value in float32
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
-        address = ("0.0.0.0", credentials.port)
+        address = ("", credentials.port)
         self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
         self.link.on("hello", Hello, self._on_hello)
         self.link.on("check", CheckRequest, self._on_check)

@@ -40,8 +40,10 @@ from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import EVERY, Heartbeat
 from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.status import lives
 from piebald.methods.client_work import ClientWork
+from piebald.storage import lease
 from piebald.version import __version__
 
 _TOP_PAD, _MMAP_THRESHOLD = -2, -3  # of mallopt(3)
@@ -67,6 +69,7 @@ class FederationServer:
         local: the sites on this machine, or None where they are elsewhere.
         make_link: makes the server's connection to its sites.
         lineage: number of the run that this one goes on from, or None.
+        needs: what the run takes of each site.
 
     Attributes:
         shared: what the server's threads share.
@@ -82,6 +85,7 @@ class FederationServer:
         local: LocalFederation | None,
         make_link: Callable[..., Link] = Link,
         lineage: str | None = None,
+        needs: Needs | None = None,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
         return_freed_memory()
@@ -89,7 +93,7 @@ class FederationServer:
         self.credentials = provisioning.read(folder)
         self._disk = DiskWrites(self.credentials.folder, threading.Event())
         sites = sites_of(self.credentials, clients)
-        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
+        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage, needs)
         self.shared = FederationState(sites, digest(body), timeouts, work.cut, self.credentials.folder)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
@@ -428,6 +432,7 @@ class FederationServer:
             if self._status_ended:  # the watching thread was late, and the folder may be gone
                 return
             self._status_ended = last
+            lease.check()
             write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- the server's own rows

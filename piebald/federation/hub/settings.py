@@ -5,26 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
+from piebald.federation.link.wire_messages import Needs
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
-
-
-class Needs(BaseModel):
-    """What an experiment takes of each of its sites while it runs.
-
-    Attributes:
-        gpus: graphics cards.
-        gigabytes: of memory.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    gpus: int = Field(default=0, ge=0, le=1024)
-    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
 
 
 class Federation(RuntimeSettings):
@@ -41,7 +28,7 @@ class Federation(RuntimeSettings):
         task_timeout: seconds that a task may take at a site that is present; then the server goes on without its
             result, and sends it no more tasks until it delivers.  At the third time it gets no more tasks.
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
-        needs: what each site must have free for it in a queue: "gpus", and "gigabytes" of memory.
+        needs: what each site must have free for it: "gpus", and "gigabytes" of memory.
         lineage: number of the run that this one goes on from, by which sites find the state that they kept; filled in
             by `start_from`.
 
@@ -97,4 +84,6 @@ class Federation(RuntimeSettings):
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server
         timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.task_timeout)
-        return FederationServer(folder, timeouts, self.experiment, work, clients, local, lineage=self.lineage)
+        return FederationServer(
+            folder, timeouts, self.experiment, work, clients, local, lineage=self.lineage, needs=self.needs
+        )

@@ -51,7 +51,7 @@ class Link:
 
     Args:
         name: name of this party, as in its certificate.
-        address: host and port that the server listens on.
+        address: host and port of the server, which listens at `Listener.host` where it gives "" as host.
         credentials: folder with this party's certificate and key.
         knows: whether the party of a name may send messages to this one.
         report: called with a sentence about each kind of message that was refused, once.
@@ -114,7 +114,7 @@ class Link:
             try:
                 # bound in the caller's thread, so that a port in use is an error of `start` and not of a thread
                 listen = partial(Door, own=self._protocol) if self._protocol else Listener
-                self._listener = listen((host or "0.0.0.0", port), *handlers, self._reject_reason)
+                self._listener = listen((host or Listener.host, port), *handlers, self._reject_reason)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
                 raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None

@@ -336,6 +336,7 @@ class Listener(ThreadingTCPServer):
     block_on_close = False
     # all sites connect again at once when a server restarts, and socketserver's default is 5
     request_queue_size = 128
+    host = "0.0.0.0"  # the address of this machine that a server listens at
     passed: socket.socket | None = None  # where another process accepts connections, and passes them on over this
 
     def __init__(

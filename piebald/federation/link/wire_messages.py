@@ -19,7 +19,7 @@ from piebald.version import __version__
 
 # Of messages and of what terms mean.  Ends with the same number take part with one another, whatever their releases:
 # what a release adds with a higher minor number may be left out, and has a default.
-PROTOCOL, MINOR = 6, 1
+PROTOCOL, MINOR = 6, 2
 PIECE = 1 << 17  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
 WINDOW = 32 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
@@ -86,6 +86,20 @@ class Release(Message):
         """Return what leaves the site in each field."""
         fields = cls.model_fields.items()
         return {name: next(mark for mark in field.metadata if isinstance(mark, Leaving)) for name, field in fields}
+
+
+class Needs(BaseModel):
+    """What an experiment takes of each of its sites while it runs.
+
+    Attributes:
+        gpus: graphics cards.
+        gigabytes: of memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
 
 
 class Hello(Release):

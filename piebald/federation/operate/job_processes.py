@@ -15,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,25 @@ from piebald.core.errors import SettingError
 from piebald.core.files import read_json
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.slots import MOST, protocol_of, slot_folder
-from piebald.federation.hub.settings import Federation, Needs
+from piebald.federation.hub.settings import Federation
 from piebald.federation.link.tls import LISTENS, Listener
+from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
 from piebald.federation.operate.remote import Desk
 from piebald.federation.operate.status import give_sign, lives, running_process
 from piebald.settings.toml_document import Document
+from piebald.storage import lease
+from piebald.storage.lease import Lease
+from piebald.storage.lock import RunLock
 from piebald.storage.run_folder import refuse_occupied
 
 LOOK = 0.5  # seconds between two looks at the queue
 LEFT = 120.0  # seconds for which a lock may outlive its process on a shared disk
 _ENDING = 60.0  # seconds that a process has to end
+_ENDS = 0.1  # seconds between two looks whether it has
+_QUIET = 3.0  # seconds without a sign of life after which a process without a lock is taken for dead
+_HANGS = 60.0  # seconds without a sign of life of a process, after which it is ended
+_LIVES = b"."  # a sign of life
 _STARTS = 3  # of a process that lost its device, at most
 _IDLE = ("waiting for", "stalled")  # beginnings of the states in which a run makes room for others
 
@@ -54,6 +62,7 @@ class Job:
         needs: what it takes of each site.
         sites: the sites that it may ask, None for all.
         patience: seconds that it may wait or stand still while others could run.
+        sign: when its process gave its last sign of life, on the monotonic clock.
         ends: why it is being ended: "" while it is not, "stopped", or "aside".
     """
 
@@ -63,6 +72,7 @@ class Job:
     needs: Needs
     sites: list[str] | None
     patience: float
+    sign: float = field(default_factory=time.monotonic)
     ends: str = ""
 
 
@@ -73,10 +83,13 @@ class JobProcesses:
         server: the server's credentials.
         queue: its queue.
         words: options of the process of an experiment, by its slot.
+        held: the lease of the credentials, which it keeps alive.
     """
 
-    def __init__(self, server: Credentials, queue: ExperimentQueue, words: Callable[[int], list[str]]) -> None:
-        self._server, self._queue, self._words = server, queue, words
+    def __init__(
+        self, server: Credentials, queue: ExperimentQueue, words: Callable[[int], list[str]], held: Lease
+    ) -> None:
+        self._server, self._queue, self._words, self._lease = server, queue, words, held
         self._jobs: dict[int, Job] = {}  # by slot
         self._lost: dict[int, int] = {}  # how often the process of an experiment has ended without a word
         self._waits = False
@@ -91,6 +104,7 @@ class JobProcesses:
         """
         while True:
             lives(self._server.folder)
+            self._lease.beat()
             for slot, job in list(self._jobs.items()):
                 self._look_at(slot, job)
             self._start_those_that_fit()
@@ -109,19 +123,21 @@ class JobProcesses:
             job.process.terminate()
         until = time.monotonic() + _ENDING
         for job in self._jobs.values():
-            try:
-                job.process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                job.process.kill()
-                job.process.wait()
+            while job.process.poll() is None and time.monotonic() < until:
+                self._lease.beat()
+                time.sleep(_ENDS)
+            job.process.kill()
+            job.process.wait()
 
     # -- those that run
 
     def _look_at(self, slot: int, job: Job) -> None:
         """End an experiment that somebody has stopped, or that stands in the way, and record one that has ended."""
-        with suppress(BlockingIOError):
-            if said := job.door.recv(64, socket.MSG_DONTWAIT):
-                self._desk.link.pass_on(protocol_of(slot), job.door if said[-1:] == LISTENS else None)
+        with suppress(BlockingIOError, ConnectionError):  # it says nothing, or has ended and left connections unread
+            said = job.door.recv(64, socket.MSG_DONTWAIT)
+            job.sign = time.monotonic()
+            if words := said.replace(_LIVES, b""):
+                self._desk.link.pass_on(protocol_of(slot), job.door if words[-1:] == LISTENS else None)
         if (code := job.process.poll()) is not None:
             self._desk.link.pass_on(protocol_of(slot), None)
             job.door.close()
@@ -131,6 +147,10 @@ class JobProcesses:
             return None
         if self._queue.stop_wanted(job.entry):
             job.ends = "stopped"
+        elif (silent := time.monotonic() - job.sign) > _HANGS:
+            log.error("the process of experiment %d hangs: no sign of life for %.0f s", job.entry.number, silent)
+            job.ends = "aside"
+            job.process.kill()  # it does not hear anything milder
         elif self._stands_still(slot, job) and any(
             entry.number not in self._numbers() and entry.priority >= job.entry.priority
             for entry in self._queue.in_turn()
@@ -240,7 +260,7 @@ class JobProcesses:
         slot_folder(self._server.folder, slot)
         entry = self._queue.change(entry, state="running", slot=slot, why="")
         door, theirs = socket.socketpair()
-        words = ["server", str(self._server.folder), "--job", str(entry.number), str(theirs.fileno())]
+        words = ["server", str(self._server.folder), "--job", *map(str, (entry.number, theirs.fileno(), lease.token()))]
         folder = self._queue.folder / "empty"  # no name in settings finds anything there
         folder.mkdir(mode=0o700, exist_ok=True)
         with theirs:
@@ -271,23 +291,57 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
-def await_writer(folder: Path, most: float = math.inf) -> None:
-    """Wait until no process has the lock of a folder.
+def await_writer(folder: Path) -> None:
+    """Wait until no process has the lock of a run folder: one whose server was killed may outlive it for a moment."""
+    until = time.monotonic() + LEFT
+    while running_process(folder) is not None and time.monotonic() < until:
+        time.sleep(LOOK)
 
-    The system gives a lock back when its process has ended, however that was, and not before: so a process that only
-    hangs, or is cut off, is never a second writer beside the one that waits here.
+
+@contextmanager
+def leased(server: Credentials, expiry: float | None) -> Iterator[Lease]:
+    """The lease of a server's credentials while the block runs, and none of the files of a holder that lost it.
 
     Args:
-        folder: credentials, or a run folder.
-        most: seconds to wait.
+        server: the credentials.
+        expiry: seconds without a sign of life after which the lease of a process that has not ended is taken, None to
+            raise an error in place of standing by.
+
+    Raises:
+        SettingError: another process has the credentials.
     """
-    until, told = time.monotonic() + most, None
-    while (process := running_process(folder)) is not None and time.monotonic() < until:
-        if process != told:
-            fields = {"event": "standby", "process": process, "folder": str(folder)}
-            log.info("standing by until process %(process)d, which has %(folder)s, has ended", fields)
-        told = process
-        time.sleep(LOOK)
+    folder = server.folder
+    before, since, told, held = lease.newest(folder), time.monotonic(), False, None
+    while held is None:
+        process, now = running_process(folder), lease.newest(folder)
+        if moved := now != before:
+            before, since = now, time.monotonic()
+        quiet = time.monotonic() - since
+        if expiry is None and process is not None:
+            RunLock(folder).drop()  # which says who has it
+        if expiry is None and moved and now is not None:
+            raise SettingError(f"{folder} is held {now.holder}: end that server, or stand by with --standby")
+        if (process is None and (now is None or quiet > _QUIET)) or (now and quiet > (expiry or math.inf)):
+            held = Lease.take(folder, now)
+        elif process is not None and not told:
+            fields = {"event": "standby", "process": process, "folder": str(folder), "expiry": f"{expiry:g}"}
+            text = "standing by until process %(process)d, which has %(folder)s, has ended, or given no sign of life "
+            log.info(text + "for %(expiry)s seconds", fields)
+            told = True
+        if held is None:
+            time.sleep(LOOK)
+    try:
+        if now is not None:  # its holder has not given it back: it may hang, and wake
+            fields = {"event": "takeover", "folder": str(folder), "from": now.holder, "token": held.token}
+            log.warning("the lease of %(folder)s, held %(from)s, has expired: this server takes over", fields)
+            slots = [slot for slot in (folder / "jobs").glob("*") if slot.is_dir()]
+            runs = [Path(entry.out) for entry in ExperimentQueue(folder).entries() if entry.state == "running"]
+            for place in (folder, *slots, *runs):
+                held.beat()
+                lease.seize(place)
+        yield held
+    finally:
+        held.give_back()
 
 
 # ------------------------------------------------------------------------------------------------ in the other process
@@ -299,11 +353,16 @@ def take_connections(door: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process as a kill would, once the one that started it has gone."""
-    parent = os.getppid()
+    """End this process as a kill would, once the one that started it has gone, and give it signs of life until then."""
+    parent, door = os.getppid(), Listener.passed
+    assert door is not None
 
     def watch() -> None:
         while os.getppid() == parent:
+            with suppress(OSError):  # it is looked at again
+                lease.check()  # also while it writes nothing
+            with suppress(OSError):  # nobody reads it at the moment
+                door.send(_LIVES, socket.MSG_DONTWAIT)
             time.sleep(LOOK)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,6 +14,7 @@ from piebald.core.files import read_bytes
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.member_list import sites_of
 from piebald.federation.link.messaging import SERVER
+from piebald.federation.link.tls import Listener
 
 SPACE = 100 << 20  # bytes that must be free where little is known about what will be written
 _SOON = 30  # days before a certificate expires from which it is mentioned
@@ -109,7 +110,7 @@ def check_port(port: int) -> Check:
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
-            tried.bind(("0.0.0.0", port))
+            tried.bind((Listener.host, port))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             return Check("port", False, f"port {port} cannot be listened on ({reason}): stop what uses it")

@@ -136,9 +136,7 @@ class Desk:
         self._server, self._queue = server, queue
         folder = slot_folder(server.folder, OPERATE)
         self._audit, self._checking, self._packing = AuditLog(folder), threading.Lock(), threading.Lock()
-        self.link = Link(
-            SERVER, ("0.0.0.0", server.port), folder, self._knows, log.warning, protocol=protocol_of(OPERATE)
-        )
+        self.link = Link(SERVER, ("", server.port), folder, self._knows, log.warning, protocol=protocol_of(OPERATE))
         self.link.last_word = "the server was stopped"
         self.link.on("call", Call, self.answer)
 

@@ -32,8 +32,9 @@ from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import Heartbeat, Supervision, repeated
 from piebald.federation.link.wire_format import contents, digest
-from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode
+from piebald.federation.link.wire_messages import Needs, Piece, Refused, Reply, Welcome, decode
 from piebald.federation.site import client_session, site_choice
+from piebald.federation.site.claims import claim
 from piebald.federation.site.client_session import ClientSession, Delivery, StartedTask, TrainingJob
 from piebald.federation.site.client_store import FILE, RowMemory
 from piebald.federation.site.consent import Consent, recipe_in
@@ -206,6 +207,7 @@ class FederationClient:
         if welcome.over and (before is None or not before.over):
             with self._busy("saving its model"):
                 self._disk.insist("the model", self._save_model)
+            self._claim(Needs())
         if welcome.over and not self._stays:
             self.stop()
 
@@ -263,8 +265,10 @@ class FederationClient:
             if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome)
                 rows = stated_rows(runner.work, runner.rows)
-                self._carry_over(terms.get("lineage"), runner)
-                client_session.joined(prepared, runner)
+                refused = self._claim(Needs(**terms.get("needs", {})))
+                if not refused:
+                    self._carry_over(terms.get("lineage"), runner)
+                    client_session.joined(prepared, runner)
         except PiebaldError as error:
             message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
             # a hello takes no longer one (`ShortText`), and without hellos the server would not hear of the refusal
@@ -285,6 +289,12 @@ class FederationClient:
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
         self._hello_due.set()
+
+    def _claim(self, needs: Needs) -> str:
+        """Note what the run needs of this machine, and return why that is too much, "" where it is not."""
+        reasons = list[str | None]()
+        self._disk.insist("its needs", lambda: reasons.append(claim(self.credentials.folder, self._policy.jobs, needs)))
+        return reasons[0] or ""
 
     def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
         """Begin with the state that this site kept of the run that this one goes on from."""

@@ -145,6 +145,8 @@ class SiteWork:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
             )
+        if not self.local and (reason := self.settings.policy.jobs.reject_reason(terms.needs)):
+            raise SettingError(reason)
         number = terms.sites.index(self.credentials.party)
         terms.use_plugins(author)
         of_all, terms = terms, terms.of(number)

@@ -1,0 +1,133 @@
+"""A lease: one holder at a time, and none of what a holder that lost it writes is seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from piebald.storage import lease
+from piebald.storage.lease import Lease
+from piebald.storage.lock import RunLock
+from piebald.storage.store import RunStore
+from tests.processes import Popen
+
+
+@pytest.fixture(autouse=True)
+def none_held() -> Iterator[None]:
+    yield
+    Lease.current = None
+
+
+def test_of_many_that_take_it_one_gets_it_and_tokens_grow(tmp_path: Path) -> None:
+    tokens = [0]
+    for _ in range(20):
+        seen, begin = lease.newest(tmp_path), threading.Barrier(8)
+        taken = list[Lease]()
+
+        def take(found: lease.HeldLease | None, begin: threading.Barrier, taken: list[Lease]) -> None:
+            begin.wait()
+            if (held := Lease.take(tmp_path, found)) is not None:
+                taken.append(held)
+
+        threads = [threading.Thread(target=take, args=(seen, begin, taken)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # each has renamed the file, or none has been quick enough before it was taken again
+        tokens += [held.token for held in taken]
+        assert sum(held.held() for held in taken) == 1
+    assert tokens == sorted(set(tokens))
+    assert len(list(tmp_path.iterdir())) <= 2
+
+
+def test_it_is_held_until_it_is_taken_or_given_back(tmp_path: Path) -> None:
+    first = Lease.take(tmp_path, None)
+    assert first is not None
+    before = lease.newest(tmp_path)
+    first.beat()
+    after = lease.newest(tmp_path)
+    assert before is not None
+    assert after is not None
+    assert before != after
+    assert before.token == after.token == 1
+    assert f"process {os.getpid()}" in after.holder
+    second = Lease.take(tmp_path, before)  # whatever its holder has written since
+    assert second is not None
+    assert (first.held(), second.held()) == (False, True)
+    second.give_back()
+    assert lease.newest(tmp_path) is None
+    assert not second.held()
+    third = Lease.take(tmp_path, None)
+    assert third is not None
+    assert third.token == 3
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from piebald.storage import lease, schema
+from piebald.storage.store import RunStore
+
+folder, place = Path(sys.argv[1]), sys.argv[2]
+held = lease.Lease.take(folder, None)
+store = RunStore.create(folder / "run", {"recipe": {"name": "fedavg"}})
+store.commit({"version": 1, "arrived": 1}, [])
+end = schema.end
+
+def hang(db):
+    if place == "after":
+        end(db)
+    print("hangs", flush=True)
+    sys.stdin.readline()
+    if place == "before":
+        end(db)
+
+schema.end = hang
+store.commit({"version": 2, "arrived": 2}, [])
+print("told others of it", flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_holder_that_hangs_in_a_transaction_neither_hinders_the_next_one_nor_writes_to_its_files(
+    place: str, tmp_path: Path
+) -> None:
+    """Its step is there as a whole where it was committed before, and not at all where it was not."""
+    (tmp_path / "writer.py").write_text(WRITER)
+    writer = Popen(
+        [sys.executable, str(tmp_path / "writer.py"), str(tmp_path), place],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "hangs\n"
+    seen = lease.newest(tmp_path)
+    assert Lease.take(tmp_path, seen) is not None
+    lease.seize(tmp_path / "run")
+    committed = int(place == "after")
+    with RunStore.open(tmp_path / "run") as store:
+        assert store.version == 1 + committed
+        store.commit({"version": 2 + committed, "arrived": 9}, [])
+        said, why = writer.communicate("go on\n", timeout=60)
+        assert (writer.returncode, said) == (1, "")
+        assert why.count("has taken the lease") == 1
+        assert "Traceback" not in why
+        store.commit({"version": 3 + committed, "arrived": 9}, [])
+    with RunStore.open_read_only(tmp_path / "run") as store:
+        assert [row["arrived"] for row in store.rows("step")] == [1, *([2] * committed), 9, 9]
+        assert store.query("PRAGMA integrity_check")[0]["integrity_check"] == "ok"
+
+
+def test_a_lock_that_is_held_on_the_old_file_keeps_nobody_out(tmp_path: Path) -> None:
+    hung = RunLock(tmp_path)
+    lease.seize(tmp_path)
+    fresh = RunLock(tmp_path)
+    hung.release()
+    assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+    fresh.release()
