@@ -269,6 +269,6 @@ def _listed(group: str) -> tuple[Federation, ...]:
     return tuple(Federation(**row | {"labels_of": tuple(row.get("labels_of", ()))}) for row in rows)
 
 
-FEDERATIONS, HELD_BACK = _listed("learned"), _listed("held_back")
+FEDERATIONS, HELD_BACK, FRESH = (_listed(group) for group in ("learned", "held_back", "fresh"))
 MADE_UP = ("rules",)  # of those held back: what is said of them is judged, and no mean of regrets has them
-BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}
+BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK, *FRESH)}

@@ -6,6 +6,7 @@
     rows        train once more what the races finish on truth/, and keep which rows are right
     advise      run the race on truth/ instead of training, and write advice.json
     simulated   train on federations that were made up, draw scores of others, and write simulated.json
+    product     run `piebald advise` itself on federations with many fresh rows, and the full grid beside it
     score       score the adviser and simple rules by truth/, and write RESULTS.md
 
 All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
@@ -25,11 +26,23 @@ from shared.options import reader
 
 def main() -> int:
     """Run one of the parts."""
-    parser = reader(__doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER)
-    parser.add_argument("part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "score"))
+    parser = reader(
+        __doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER, out=truth.FOLDER
+    )
+    parser.add_argument(
+        "part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "product", "score")
+    )
     options = parser.parse_args()
     if options.part == "truth":
         there, wanted = truth.run_all(options.truth, tuple(options.seeds), tuple(options.federations), options.minutes)
+        print(f"{there} of {wanted} runs")
+        return 0 if there >= wanted else 1
+    if options.part == "product":
+        import product
+
+        there, wanted = product.run_all(
+            product.FOLDER, tuple(options.seeds), tuple(options.federations), options.minutes, options.out
+        )
         print(f"{there} of {wanted} runs")
         return 0 if there >= wanted else 1
     if options.part == "references":

@@ -180,7 +180,9 @@ class ScoreVerdict:
         comparisons = _all_pairs(len(over), min(1, len(plain)))
         alone = alone if alone in over else None
         by_itself = {} if alone is None else {alone: scores[alone], **(plain_alone or {})}
-        by_itself = {name: by_itself[name] for name in ranking(by_itself, higher_is_better)}
+        # of equal means Local stays first
+        order = sorted(by_itself, key=lambda name: -sign * round(by_itself[name].mean, 9))
+        by_itself = {name: by_itself[name] for name in order}
         best_alone = next(iter(by_itself), None)
         strong = None if best_alone is None or best_alone == alone else (best_alone, by_itself[best_alone].mean)
         # where Local leads, what is better than it alone is all that can be asked of it

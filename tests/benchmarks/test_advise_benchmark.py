@@ -12,7 +12,9 @@ import pytest
 
 from piebald.advice import race
 
-MODULES = ("federations", "grid", "truth", "single_rows", "known", "portfolio", "simulated", "score", "adviser")
+MODULES = (
+    "federations", "grid", "truth", "single_rows", "known", "portfolio", "simulated", "product", "score", "adviser",
+)  # fmt: skip
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "advise"
 
 
@@ -286,3 +288,25 @@ class FakeFederation:
 
     def clients(self) -> list[Any]:
         return []
+
+
+def test_the_product_is_judged_by_the_best_run_of_the_grid_with_its_seed(
+    parts: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    import product
+
+    grid = [entry for entry in parts[0].entries(slow=False) if dict(entry.settings)["lr"] in parts[0].RATES]
+    kept = product.Lines(tmp_path / f"{product.FRESH[0].name}.jsonl", "entry", "seed")
+    for number, entry in enumerate(grid):
+        kept.add({"entry": entry.label, "seed": 0, "validation": [100 * number], "test": [100 * number, 100 * number]})
+    assert product.table(tmp_path) == ""  # without the search
+    best = len(grid) - 1
+    kept.add({"entry": product.ADVISE, "seed": 0, "test": [4000, 4400], "ensemble": 4900, "local": [3000, 3000],
+              "plain": ["shrunken LDA", [3500, 3500]], "pays": "yes", "rounds": 16 * len(grid)})  # fmt: skip
+    points, found, cost = product.regrets(kept.read(), 0)
+    assert points == best
+    assert [found[rule] for rule in product.RULES[:5]] == pytest.approx([0, best - 42, best - 49, best - 35, best - 30])
+    assert found["random, same cost"] == pytest.approx(0)  # as many draws as there are runs
+    assert cost == pytest.approx(1 / 3)
+    assert product.regrets(kept.read(), 1) is None
+    assert f"| {product.FRESH[0].words} | 1 | {best:.1f} |" in product.table(tmp_path)

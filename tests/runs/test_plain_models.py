@@ -137,6 +137,14 @@ def test_the_leader_is_better_than_those_alone_only_if_it_is_better_than_each() 
     assert both.over_alone.p == max(gap.p, clear.over_alone.p)
 
 
+def test_of_equal_means_local_is_what_others_are_held_against() -> None:
+    clients = [f"s{number}" for number in range(10)]
+    scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.8), clients)}
+    verdict = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone={"a": scores["local"]})
+    assert verdict is not None
+    assert verdict.strong is None
+
+
 def test_where_a_plain_model_is_best_local_pays_no_more_than_it() -> None:
     clients = [f"s{number}" for number in range(10)]
     scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.6), clients)}
