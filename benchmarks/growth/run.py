@@ -132,7 +132,9 @@ CASES: dict[str, tuple[Sequence[int], int, Callable[[int], Work]]] = {
     "parameters": ((10**4, 10**5, 10**6, 10**7, 10**8), 4, lambda n: trained("fedavg", 4, parameters=n)),
     "rounds": ((10, 100, 1000, 10_000), 3, lambda n: trained("fedavg", 20, n, 500, cohort=2)),
     **{f"clients of a round, {name}": ((*CLIENTS, 1000), 3, per_round(name))
-       for name in ("fedamp", "ifca", "cfl", "distfl", "sync_dvw", "qfedavg")},
+       for name in ("fedamp", "ifca", "cfl", "distfl", "qfedavg")},
+    # each client's model goes to all others
+    "clients of a round, sync_dvw": ((30, 100, 300), 3, per_round("sync_dvw")),
     "results of devices one by one": ((300, 1000, 10_000), 2, served),
     "rows, look": ((*ROWS, 1_000_000), 2, looked),
     "clients, look": ((30, 100, 300), 2, looked_at_clients),

@@ -119,11 +119,11 @@ ROWS, WIDTH, CLASSES = 40, 64, 10  # of each registered client, its inputs and l
 
 
 def registered_clients(count: int) -> PooledClients:
-    """So many clients that share 4,000 random rows."""
+    """So many clients that share 4,000 random rows, one of them for validation."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
     rows = np.random.default_rng(0).integers(0, 4_000, count * ROWS)
-    lists = {"train": Lists(rows, np.arange(count + 1) * ROWS)}
+    lists = {"train": Lists(rows, np.arange(count + 1) * ROWS), "validation": Lists(rows[:count], np.arange(count + 1))}
     return PooledClients(x, y, lists, classes=[str(n) for n in range(CLASSES)])  # type: ignore[arg-type]
 
 

@@ -224,6 +224,11 @@ def test_no_cluster_is_too_small(labels: list[int], least: int, seed: int) -> No
     for label in large:
         members = {found[place] for place, own in enumerate(labels) if own == label}
         assert len(members) == 1  # a cluster that is large enough stays together
+    for place, own in enumerate(labels):
+        if large and own not in large:  # the others go where they are nearest on average
+            means = {label: distances[place, np.array(labels) == label].mean() for label in large}
+            nearest = min(means, key=means.__getitem__)
+            assert found[place] == found[labels.index(nearest)]
 
 
 @few

@@ -62,7 +62,8 @@ class Dvw(Linear):
         # answers that came with the updates save a model each on the way back
         answers_by_row = [self._self_evaluation(cohort, row, query, evaluators, context) for row in rows]
         asked = [(row, client) for row in rows for client in evaluators if client not in answers_by_row[row]]
-        requests = [QueryRequest(client, query, {"model": cohort.model(row)}) for row, client in asked]
+        models = [{"model": cohort.model(row)} for row in rows]  # each is in memory once, whoever it goes to
+        requests = [QueryRequest(client, query, models[row]) for row, client in asked]
         for (row, client), answer in zip(asked, context.query(requests), strict=True):
             if answer is not None:
                 answers_by_row[row][client] = answer

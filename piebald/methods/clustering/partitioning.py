@@ -171,10 +171,12 @@ def dissolved(distances: Matrix, labels: Labels, least: int) -> Labels:
         return np.zeros_like(labels)
     if len(large) == len(sizes):
         return labels
-    # distances to all large clusters at once: [n, n] @ [n, clusters] instead of a loop over clients
-    member = np.eye(len(sizes))[labels][:, large]
-    nearest = large[(distances @ member / sizes[large]).argmin(1)]
-    return renumbered(np.where(sizes[labels] >= least, labels, nearest))
+    few, many = np.flatnonzero(sizes[labels] < least), np.flatnonzero(sizes[labels] >= least)
+    many = many[np.argsort(labels[many], kind="stable")]
+    # only their distances, summed over each large cluster at once: a search asks this of one cut for every other client
+    totals = np.add.reduceat(distances[np.ix_(few, many)], np.searchsorted(labels[many], large), axis=1)
+    labels[few] = large[(totals / sizes[large]).argmin(1)]
+    return renumbered(labels)
 
 
 def agree(one: Labels, two: Labels) -> float:
