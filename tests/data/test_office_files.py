@@ -66,7 +66,7 @@ def test_labels_of_stata_are_words(tmp_path: Path) -> None:
     assert read_table(write("dta", tmp_path / "rows", table)).ward.astype(str).tolist() == table.ward.tolist()
 
 
-@pytest.mark.parametrize(("kind", "what"), [("xlsx", "openpyxl"), ("sav", "pyreadstat")])
+@pytest.mark.parametrize(("kind", "what"), [("xlsx", "openpyxl"), ("sav", "pyreadstat"), ("xpt", "pyreadstat")])
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, what: str) -> None:
     (tmp_path / f"rows.{kind}").write_bytes(b"PK")
     monkeypatch.setitem(sys.modules, what, None)
@@ -137,3 +137,32 @@ def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
     path = write("xlsx", tmp_path / "rows", pd.DataFrame({"age": [1, 2], "age ": [3, 4]}))
     with pytest.raises(SettingError, match="column 'age' occurs twice"):
         read_table(path)
+
+
+@pytest.mark.parametrize("kind", ["xpt 5", "xpt 8", "sav", "xlsx", "dta"])
+def test_gaps_dates_and_codes_are_read_as_of_a_text_file(tmp_path: Path, kind: str) -> None:
+    """SAS has no whole numbers, no gaps in text, and dates as seconds."""
+    rng = np.random.default_rng(5)
+    table = rows().assign(ill=rng.integers(0, 2, 40), dose=rng.normal(size=40).round(3), level=rng.integers(0, 3, 40))
+    table["visit"] = pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 500, 40), "D")
+    table.loc[[3, 7], "dose"], table.loc[5, "ward"] = np.nan, None
+    suffix, _, version = kind.partition(" ")
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "xpt":
+        pyreadstat = pytest.importorskip("pyreadstat")
+        pyreadstat.write_xport(table, str(path), file_format_version=int(version), table_name="ROWS")
+    else:
+        write(suffix, path, table)
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    asked: dict[str, Any] = {"client": "site", "target": "ill"}
+    found, expected = (piebald.clients_from(file, **asked, test=0.0) for file in (path, tmp_path / "rows.csv"))
+    assert found.classes == expected.classes == ["0", "1"]
+    assert found.preparation.columns == expected.preparation.columns
+    for number in range(2):
+        mine, right = found.rows(number, "train"), expected.rows(number, "train")
+        assert mine.x.equal(right.x)
+        assert mine.y.equal(right.y)
+    counted, told = (piebald.statistics(file, client="site") for file in (path, tmp_path / "rows.csv"))
+    assert counted.dates == told.dates == {"visit"}
+    assert counted.texts["ward"] == told.texts["ward"]
+    assert counted.numbers == told.numbers

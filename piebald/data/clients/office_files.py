@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import zipfile
 from contextlib import suppress
@@ -15,7 +16,13 @@ from piebald.core.reading import check_members
 
 EXCEL, STATA, SPSS, SAS, XPORT = ".xlsx", ".dta", ".sav", ".sas7bdat", ".xpt"
 OFFICE = (EXCEL, STATA, SPSS, SAS, XPORT)
+_READERS: dict[str, tuple[str, str, dict[str, Any]]] = {  # of pyreadstat
+    SPSS: ("SPSS", "read_sav", {"apply_value_formats": True}),
+    SAS: ("SAS", "read_sas7bdat", {}),
+    XPORT: ("SAS", "read_xport", {}),
+}
 _CELL = re.compile(r"([A-Za-z]{0,3})([0-9]{0,9})")  # of which XFD1048576 is the last one
+_WHOLE = 2.0**53  # up to which a float64 has each whole number
 _ZEROS = re.compile(r"0\d+")
 
 
@@ -44,18 +51,18 @@ def _read(path: Path, suffix: str) -> Any:
     import pandas
 
     size = regular(path)
-    if suffix == SPSS:
-        pyreadstat = import_extra("pyreadstat", "office", f"{path} is an SPSS file, which needs pyreadstat")
-        _, about = pyreadstat.read_sav(str(path), metadataonly=True)
+    if suffix in _READERS:
+        program, reader, options = _READERS[suffix]
+        # pandas has wrong zeros of .xpt, takes no dates there, and refuses version 8 of it
+        pyreadstat = import_extra("pyreadstat", "office", f"{path} is an {program} file, which needs pyreadstat")
+        read = getattr(pyreadstat, reader)
+        _, about = read(str(path), metadataonly=True)
         check_size(path, 16 * (about.number_rows or 0) * max(about.number_columns, 1), size)
-        frame, _ = pyreadstat.read_sav(str(path), apply_value_formats=True)
-        return frame
+        frame, _ = read(str(path), **options)
+        return _as_of_text(frame)
     with opened(path) as file:
         if suffix == STATA:
             return pandas.read_stata(file)
-        if suffix in (SAS, XPORT):
-            kinds: dict[str, Any] = {SAS: ("sas7bdat", "infer"), XPORT: ("xport", "utf-8")}
-            return pandas.read_sas(file, format=kinds[suffix][0], encoding=kinds[suffix][1])
         import_extra("openpyxl", "office", f"{path} is an Excel file, which needs openpyxl")
         with zipfile.ZipFile(file) as parts:
             check_members(path, parts.infolist(), size)
@@ -84,6 +91,22 @@ def _read(path: Path, suffix: str) -> Any:
     frame.columns = [str(name).strip() for name in frame.columns]
     if twice := next((name for name in frame.columns if [*frame.columns].count(name) > 1), None):
         raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
+    return frame
+
+
+def _as_of_text(frame: Any) -> Any:
+    """Return a table as a text file would have it, where a program knows no whole numbers, or has dates as objects."""
+    import pandas
+
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype.kind == "f" and len(column):
+            if (column == column.round()).all() and column.abs().max() < _WHOLE:
+                frame[name] = column.astype("int64")
+        elif not isinstance(column.dtype, pandas.CategoricalDtype) and column.dtype.kind not in "iubM":
+            column = column.mask(column == "")  # these programs have no other gaps in text
+            dates = column.notna().any() and all(isinstance(value, datetime.date) for value in column.dropna())
+            frame[name] = pandas.to_datetime(column, errors="coerce") if dates else column
     return frame
 
 
