@@ -494,3 +494,13 @@ def test_plain_models_are_those_of_scikit_learn_with_sample_weights(amounts: boo
             score = float(value_of(objective.metrics[objective.metric], *judged[1:]))
             errors = np.abs(right - test.y.numpy()) if amounts else right == test.y.numpy()
             assert score == pytest.approx(np.average(errors, weights=test.weight), rel=1e-4)
+
+
+def test_trees_take_the_column_where_it_is_named_as_their_weights() -> None:
+    pytest.importorskip("xgboost")
+    asked: dict[str, Any] = {"client": "site", "target": "ill", "rounds": 3, "compare": False}
+    named, usual = (piebald.trees(survey(), **asked, **{name: "w"}) for name in ("weights", "row_weights"))
+    assert named.plain() == usual.plain()
+    assert named.plain() != piebald.trees(survey(), **asked).plain()
+    with pytest.raises(SettingError, match="no column 'nowhere'"):
+        piebald.trees(survey(), **asked, weights="nowhere")

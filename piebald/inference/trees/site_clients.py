@@ -363,7 +363,8 @@ def trees(
         objective: "binary", "multiclass" or "regression"; by default what the target is to `clients_from`:
             classes, or amounts.
         client: the column that names the client of each row.
-        row_weights: a column of a table that says how much each row counts, as xgboost's `weight`; no input.
+        row_weights: a column of a table that says how much each row counts, as xgboost's `weight`; no input.  It may
+            also be named in place of how clients count, weights="w".
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.
         split: how rows of a table are divided, in place of these, see `clients_from`.
@@ -396,6 +397,9 @@ def trees(
         >>> model.rounds, len(model.boosted.forest), model.metric
         (2, 4, 'auc')
     """
+    of_clients = get_args(TreeSettings.model_fields["weights"].annotation)
+    if row_weights is None and isinstance(named := settings.get("weights"), str) and named not in of_clients:
+        row_weights = settings.pop("weights")
     chosen = TreeSettings(**settings)
     # a missing package is told before rows are read and split
     xgboost()
