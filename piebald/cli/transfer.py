@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli import app
-from piebald.core.errors import SettingError
+from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.progress import Bar
 
 Learns = Literal["both", "source", "target", "size"]  # without importing torch
 
 if TYPE_CHECKING:
     from piebald.vertical import TransferResult, TransferSettings
+    from piebald.vertical.protocol import Role
     from piebald.vertical.transfer_runs import Watcher
 
 
@@ -40,6 +41,10 @@ def transfer(
     seeds: Annotated[
         int, typer.Option(min=1, help="Simulate with so many seeds, each with other held-out rows, and compare.")
     ] = 1,
+    partner: Annotated[
+        list[str] | None,
+        typer.Option(help="With --party: another party, by its certificate; of several, one after the other."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check settings and tables, meet nobody, and end.")] = False,
 ) -> None:
     """Train two parties that have different features of partly the same people, under encryption."""
@@ -64,10 +69,20 @@ def transfer(
         facts = found(settings, roles, key or (), kinds)
         return app.print_result(options, facts, "\n".join(f"{name}: {value}" for name, value in facts.items()))
     folder = Path(settings.out) if settings.out is not None else app.free_folder(Path("runs"), "transfer")
-    if key:
+
+    def matched(settings: TransferSettings, folder: Path) -> TransferSettings:
+        """Return settings with the tables that a match of keys has made, where there are keys."""
+        if not key:
+            return settings
         from piebald.vertical.raw_tables import named
 
-        settings = named(settings, roles, key, kinds, folder, _caution)
+        return named(settings, roles, key, kinds, folder, _caution)
+
+    if partner:
+        if party is None:
+            raise SettingError("--partner is another party of this one: choose this one with --party source or target")
+        return _in_pairs(settings, roles[0], partner, folder, matched, options)
+    settings = matched(settings, folder)
     with _watching(settings, folder, party is None, options) as watch:
         if seeds > 1:
             compared = vertical.compare(settings, range(settings.seed, settings.seed + seeds), folder, watch, _caution)
@@ -79,6 +94,36 @@ def transfer(
         else:
             result = vertical.run_party("source" if party == "source" else "target", settings, folder, watch, _caution)
     return _print(result, options)
+
+
+def _in_pairs(
+    settings: TransferSettings, role: Role, partners: list[str], folder: Path,
+    matched: Callable[[TransferSettings, Path], TransferSettings], options: app.SharedOptions,
+) -> None:  # fmt: skip
+    """Run one party with others in turn, each pair in a folder of its own: an error ends no other pair."""
+    from piebald import vertical
+    from piebald.vertical.transfer_runs import with_partners
+
+    failed, results = list[str](), dict[str, Any]()
+    for name, pair in with_partners(settings, partners).items():
+        place = folder / name
+        options.say(f"{role} with {name}: {place}")
+        try:
+            pair = matched(pair, place)
+            with _watching(pair, place, False, options) as watch:
+                results[name] = vertical.run_party(role, pair, place, watch, _caution)
+        except RuntimeFault as error:
+            _caution(f"{name}: {error}")
+            failed.append(name)
+        else:
+            if not options.as_json:
+                _print(results[name], options)
+    if options.as_json:
+        app.print_json({name: found.plain() for name, found in results.items()})
+    if failed:
+        raise RuntimeFault(
+            f"{len(failed)} of {len(partners)} pairs did not finish: go on with --partner {' --partner '.join(failed)}"
+        )
 
 
 @app.command("as_json", "quiet")

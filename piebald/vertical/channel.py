@@ -26,6 +26,7 @@ from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, bo
 log = logging.getLogger("piebald.vertical")
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
+TAKEN = b"+"  # what the listening party sends first to the one whose turn it is; others connect again
 GONE = "the other party is gone: its process ended or the connection broke"
 
 
@@ -202,6 +203,18 @@ class SecureChannel(SocketChannel):
         self.over.set()
 
 
+def partners_of(credentials: Credentials) -> list[str]:
+    """Return the names of the parties that the owner of credentials may meet.
+
+    Raises:
+        SettingError: they list none.
+    """
+    partners = list(credentials.sites()) if credentials.party == SERVER else [SERVER]
+    if not partners:
+        raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
+    return partners
+
+
 def open_channel(credentials: Credentials, timeout: float, partner: str | None = None) -> SecureChannel:
     """Connect to the other party, waiting until it is there.
 
@@ -215,14 +228,12 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         RuntimeFault: the other party did not connect, or is not there.
     """
     listens = credentials.party == SERVER
-    partners = credentials.sites() if listens else [SERVER]
-    if not partners:
-        raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
+    partners = partners_of(credentials)
     if partner is not None and partner not in partners:
         raise unknown(f"party in {credentials.folder} called", partner, partners)
     partners = partners if partner is None else [partner]
     channels: queue.Queue[SecureChannel] = queue.Queue()
-    taken = threading.Lock()
+    taken, refused = threading.Lock(), threading.Event()
 
     def carry(connection: SharedSocket) -> None:
         """Take the first connection of a listed party, and hold it until it ends."""
@@ -230,6 +241,15 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         # the first connection stays: a later one, even of a listed party, must not take its place in the run
         if name not in partners or not taken.acquire(blocking=False):
             return link.report(f"{name} was refused a connection: it is that of {' or '.join(partners)}")
+        try:
+            if listens:
+                connection.sendall(TAKEN, seconds=timeout)
+            # a listening party that is at work with another one ends the connection, and is asked again
+            elif connection.recv(len(TAKEN), seconds=timeout) != TAKEN:
+                refused.set()
+                return taken.release()
+        except OSError:
+            return taken.release()
         log.info("the other party is %s, by its certificate", name)
         channel = SecureChannel(connection, link)
         channels.put(channel)
@@ -245,4 +265,5 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         link.stop()
         place = f"{credentials.host}:{credentials.port}"
         missed = f"did not come to {place} within" if listens else f"was not at {place} for"
+        missed = f"at {place} had another partner for" if refused.is_set() else missed
         raise RuntimeFault(f"the other party {missed} {timeout:g} seconds") from None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from piebald.core.arguments import PathLike, Seeds, checked
-from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
@@ -20,7 +20,7 @@ from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
 from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
 from piebald.vertical import baselines, party_data
-from piebald.vertical.channel import Channel, InMemoryChannel, open_channel
+from piebald.vertical.channel import Channel, InMemoryChannel, open_channel, partners_of
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.encryption import FixedBackend
@@ -182,6 +182,27 @@ def run_party(
         if role == "target":
             _compare(party, {role: data}, store)
         return result_of(settings, {role: store}, folder)
+
+
+def with_partners(settings: TransferSettings, partners: Sequence[str]) -> dict[str, TransferSettings]:
+    """Return a party's settings with each of several others, by the names in their certificates, for `run_party`.
+
+    What each pair tells of the party's rows adds up in their ledger.
+
+    Raises:
+        SettingError: there are no credentials, or they do not list a name, or a name comes twice.
+    """
+    runtime = settings.runtime
+    given = read_credentials(Path(runtime.credentials or "no folder of credentials"))
+    known = partners_of(given)
+    for name in partners:
+        if name not in known:
+            raise unknown(f"party in {given.folder} called", name, known)
+    if len({*partners}) < len(partners):
+        raise SettingError(f"each partner is met once, got {', '.join(partners)}")
+    return {
+        name: settings.model_copy(update={"runtime": runtime.model_copy(update={"partner": name})}) for name in partners
+    }
 
 
 def _tell_exposure(settings: TransferSettings, data: Mapping[Role, PartyHolding], tell: Teller) -> None:
