@@ -1,11 +1,11 @@
 """A federation that is disturbed without a pause: python benchmarks/federation/soak.py --minutes 60
 
-Sites and server are killed, stopped for seconds, left without free descriptors, doubled by a second process, and their
-clocks jump, at random.  Afterwards the run is repeated in this process with the same attendance, which the disturbed
-run has recorded: whoever took part in a step takes part in it again.  Each step must be the same, bit by bit: the
-length and the weight of each update, which follow from the model before and from the state of its site.  Writes
-soak.json beside this file, or to --out; fails where a step differs, an update counts twice, the run stops moving, or an
-audit log's chain is broken.
+Sites and server are killed, stopped for seconds, left without free descriptors or without room on their disk, doubled
+by a second process, and their clocks jump, at random.  Afterwards the run is repeated in this process with the same
+attendance, which the disturbed run has recorded: whoever took part in a step takes part in it again.  Each step must be
+the same, bit by bit: the length and the weight of each update, which follow from the model before and from the state of
+its site.  Writes soak.json beside this file, or to --out; fails where a step differs, an update counts twice, the run
+stops moving, or an audit log's chain is broken.
 
 --recipe scaffold   with state at sites and at the server (default); a site whose result came too late goes back to its
                     state before that training
@@ -21,11 +21,13 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +90,9 @@ class Soak:
         self._moves_on("the start")
         until = time.monotonic() + 60 * minutes
         kinds = [self.kill_site, self.kill_server, self.stop_site, self.stop_server, self.cut, self.double,
-                 self.no_descriptors, self.jump]  # fmt: skip
+                 self.no_descriptors, self.no_room, self.jump]  # fmt: skip
         while time.monotonic() < until:
-            kind = self.random.choices(kinds, [3, 2, 3, 1, 2, 1, 2, 2])[0]
+            kind = self.random.choices(kinds, [3, 2, 3, 1, 2, 1, 2, 2, 2])[0]
             self.done[kind.__name__] += 1
             kind()
             self._moves_on(kind.__name__)
@@ -165,6 +167,25 @@ class Soak:
         resource.prlimit(process, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process}/fd")), hard))
         time.sleep(self.random.uniform(1, 6))
         resource.prlimit(process, resource.RLIMIT_NOFILE, (hard, hard))
+
+    def no_room(self) -> None:
+        """Let a process write no file for some seconds, as on a full disk; a server that ends is resumed.
+
+        The system refuses each write of it (RLIMIT_FSIZE), with an error of its own: no file is too small.
+        """
+        process = self.random.choice([self.here.server, *self.here.sites.values()])
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+        until = time.monotonic() + self.random.uniform(1, 6)
+        while time.monotonic() < until and process.poll() is None:
+            time.sleep(0.1)
+        if process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+            with suppress(subprocess.TimeoutExpired):  # it goes on
+                process.wait(3)
+        if process.poll() is not None and process is self.here.server:
+            self.done["of them the server ended, and was resumed"] += 1
+            self.here.resume()
 
     def jump(self) -> None:
         """Have all clocks (`time.time`) jump, by up to a day."""

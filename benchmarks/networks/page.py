@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ def page(found: Found) -> str:
     parts = [TEXTS["head"].format(machine=machine(), netem=_netem())]
     for name, (heads, rows) in {
         "steps": (STEP, _steps(found)), "masked": (MASKED, _masked(found)), "parties": (PARTIES, _parties(found)),
-        "peers": (PEERS, _peers(found)),
+        "peers": (PEERS, _peers(found)), "namespaces": (NAMESPACES, _namespaces()),
     }.items():  # fmt: skip
         parts += [f"{TEXTS[name]}\n{table(heads, rows, '---')}\n"] if rows or name == "steps" else []
     if missing:
@@ -36,6 +37,7 @@ AGAIN = ["resets", "recovered", "lost"]
 STEP = ["network", "model", "s a step", "s bare TLS", "share", "throughput", "MB crossed", *AGAIN]
 MASKED = ["network", "s a step", "MB up", "MB down", "of the rate", *AGAIN]
 PARTIES = ["network", "s a step", "MB up", "MB down", "resets", "ended with"]
+NAMESPACES = ["delay each way", "loss", "made by", "s a step", "packets", "lost", "sent again", "updates", "same model"]
 PEERS = ["network", "model", "Piebald s", "NVFlare s", "Flower s"]
 
 
@@ -98,6 +100,16 @@ def _told(one: dict[str, Any] | None) -> str:
 
 def _seconds(spent: float) -> str:
     return f"{spent:.2f}" if spent < 10 else f"{spent:,.0f}"
+
+
+def _namespaces() -> list[list[str]]:
+    path = Path(__file__).with_name("namespaces.json")
+    return [
+        [f"{one['delay_ms']} ms", f"{one['loss']:.0%}", one["by"], _seconds(one["seconds a step"]),
+         *(f"{one[name]:,}" for name in ("packets", "lost", "sent again", "updates")),
+         "yes" if one["same model"] else "no"]
+        for one in (json.loads(path.read_text()) if path.exists() else [])
+    ]  # fmt: skip
 
 
 def _netem() -> str:

@@ -18,7 +18,7 @@ import typer
 
 from piebald.cli import app
 from piebald.cli.predicting import federation_flags, locked, page_address, relayed, serving, with_sites
-from piebald.cli.queueing import print_seen, serve_job, serve_queue
+from piebald.cli.queueing import print_seen, serve_job, serve_person, serve_queue
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
@@ -309,7 +309,7 @@ def up(
         carry_out(settings, file, options, [StepLog()])
 
 
-@app.command("as_json", "wide")
+@app.command(*app.PAGE, "as_json", "wide")
 def status(
     options: app.SharedOptions,
     folder: Annotated[
@@ -323,8 +323,13 @@ def status(
     from piebald.federation.operate.remote import is_person
     from piebald.federation.operate.status import check_health, read_status, status_values
 
+    page = page_address(options)
     if is_person(folder):
-        return print_seen(folder, options)
+        return print_seen(folder, options) if page is None else serve_person(folder, page)
+    if page is not None:
+        raise SettingError(
+            f"--status-port is for the credentials of a person, and {folder} holds none: give it to the server or site"
+        )
     if check:
         return check_health(folder)
     if options.as_json:

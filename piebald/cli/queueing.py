@@ -183,6 +183,18 @@ def print_seen(credentials: Path, options: app.SharedOptions) -> None:
     return None
 
 
+def serve_person(credentials: Path, address: PageAddress) -> None:
+    """Serve a person's page of a server's queue until this process is stopped."""
+    from piebald.federation.credentials.provisioning import read
+    from piebald.federation.operate import person_page
+    from piebald.federation.operate.page_server import TOKEN
+
+    print(
+        f"http://{address.host}:{address.port}/ asks for the token in {credentials / TOKEN}; Ctrl-C ends it", flush=True
+    )
+    person_page.serve_person(read(credentials), address)
+
+
 def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: Any) -> bytes:
     """Call a server as a person, and return the answer."""
     from piebald.federation.credentials.provisioning import read

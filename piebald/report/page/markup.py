@@ -313,6 +313,7 @@ def document(
     charts: Sequence[Chart] | None = None,
     refresh: int | None = None,
     beside: str = "",
+    forms: bool = False,
 ) -> str:
     """Return a page as HTML.
 
@@ -325,8 +326,9 @@ def document(
         charts: what its script draws; None for a page without a script.
         refresh: seconds after which a browser asks for the page again.
         beside: a text in the bar at its top.
+        forms: whether it has forms, which are sent to where the page comes from.
     """
-    scripts, policy = _scripts(charts) if charts is not None else ({"script": None}, content_policy())
+    scripts, policy = _scripts(charts) if charts is not None else ({"script": None}, content_policy(forms=forms))
     page = templates().get_template("page.html").render(
         kind=kind, title=title, policy=Markup(policy), refresh=refresh, style=Markup(_style()), beside=beside,
         top=Markup(top), sections=[(ident, link, Markup(body)) for ident, link, body in sections if body],
@@ -335,15 +337,16 @@ def document(
     return visible(page)  # whatever a section was made of
 
 
-def content_policy(*scripts: str) -> str:
+def content_policy(*scripts: str, forms: bool = False) -> str:
     """Return a content security policy that runs only these scripts, and fetches nothing.
 
     Without scripts only the page's own style sheet is allowed; plotly sets styles of elements.
     """
     allowed = " ".join(map(_hash, scripts))
     style = f"script-src {allowed}; style-src 'unsafe-inline'" if scripts else f"style-src {_hash(_style())}"
+    target = "'self'" if forms else "'none'"
     # a page of a run from elsewhere may hold any label: whatever is not listed by hash cannot run or be fetched
-    return f"default-src 'none'; {style}; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {style}; img-src data: blob:; base-uri 'none'; form-action {target}"
 
 
 def _hash(content: str) -> str:
