@@ -271,4 +271,4 @@ def _listed(group: str) -> tuple[Federation, ...]:
 
 FEDERATIONS, HELD_BACK, FRESH = (_listed(group) for group in ("learned", "held_back", "fresh"))
 MADE_UP = ("rules",)  # of those held back: what is said of them is judged, and no mean of regrets has them
-BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK, *FRESH)}
+BY_NAME = {federation.name: federation for federation in (*FEDERATIONS, *HELD_BACK)}

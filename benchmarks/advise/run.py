@@ -27,7 +27,7 @@ from shared.options import reader
 def main() -> int:
     """Run one of the parts."""
     parser = reader(
-        __doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER, out=truth.FOLDER
+        __doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER, out=Path()
     )
     parser.add_argument(
         "part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "product", "score")
@@ -41,7 +41,11 @@ def main() -> int:
         import product
 
         there, wanted = product.run_all(
-            product.FOLDER, tuple(options.seeds), tuple(options.federations), options.minutes, options.out
+            product.FOLDER,
+            tuple(options.seeds),
+            tuple(options.federations),
+            options.minutes,
+            None if options.out == Path() else options.out,
         )
         print(f"{there} of {wanted} runs")
         return 0 if there >= wanted else 1

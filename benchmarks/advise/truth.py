@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from federations import FEDERATIONS, HELD_BACK, Federation
+from federations import BY_NAME, Federation
 from grid import ROUNDS, RUNGS, WITHOUT_ROUNDS, Entry, entries
 from shared.stored import Lines
 
@@ -32,7 +32,7 @@ ROWS = "rows.json"
 
 def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterator[tuple[Federation, Entry, int]]:
     """All runs, the most useful first: one seed of everything, the middle learning rate of each before the others."""
-    chosen = [one for one in (*FEDERATIONS, *HELD_BACK) if not names or one.name in names]
+    chosen = [one for one in BY_NAME.values() if not names or one.name in names]
     for seed in seeds:
         entries_of = {one.name: [*entries(one.slow), *entries(one.slow, leaders=True)] for one in chosen}
         for place in range(max(map(len, entries_of.values()))):
@@ -48,7 +48,7 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
     folder.mkdir(parents=True, exist_ok=True)
     lines = {
         (one.name, line["entry"], line["seed"]): line
-        for one in (*FEDERATIONS, *HELD_BACK)
+        for one in BY_NAME.values()
         for line in kept(folder, one.name).read()
     }
     walls = {key[:2]: float(line["wall"]) for key, line in lines.items()}  # of the same run with another seed
