@@ -34,7 +34,8 @@ def test_real_numbers_mean_regression() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_an_objective_by_name(name: str) -> None:
-    whole = {"classification": CLASSES, "token_classification": SEQUENCES, "language_modelling": SEQUENCES}
+    whole = {"classification": CLASSES, "ordinal": CLASSES, "token_classification": SEQUENCES}
+    whole["language_modelling"] = SEQUENCES
     targets = {**whole, "survival": (REALS.abs(), CLASSES > 0)}.get(name, REALS)
     assert objective_for(targets, name) is OBJECTIVES[name]
 
