@@ -58,6 +58,7 @@ def lied_to(name: str, **options: Any) -> piebald.Run:
 
 
 SOME = {"large": EXTREMES[:3], "none": EXTREMES[3:5], "out of bounds": EXTREMES[5:]}
+SOME["ends of what a float holds"] = [1.7e308, 5e-324, -0.0, 1e154]
 
 
 @pytest.mark.parametrize(  # each recipe by some of them in the tier that is always run, by all of them in the long one
