@@ -368,7 +368,7 @@ class Run(History):
         labels = pytree.single(targets, "a threshold")
         return (outputs[:, 1] - outputs[:, 0]).double().numpy(), (labels == 1).numpy()
 
-    def keep_row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _keep_row_scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep further rows of `row_scores` with the run, as of models that it is held against."""
         with nullcontext(self._store) if self.path is None else RunStore.open(self.path) as store:
             store.row_scores(rows)

@@ -146,7 +146,7 @@ def score_beside(run: Run, models: PlainModels) -> None:
         single = values_of_rows(metric, *judged[1:]).double()
         values = single.tolist() if bool(single.isfinite().all()) else None
         rows.append({**row, "model": f"{PLAIN}{name}", "value": value, "row_values": values})
-    run.keep_row_scores(rows)
+    run._keep_row_scores(rows)
 
 
 def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[], Any]]:
