@@ -101,8 +101,8 @@ def gain_picture(gains: Sequence[ClientGain], factor: float) -> str:
 
 def curve(name: str, points: Mapping[str, float], axis: Axis) -> str:
     """Return a learning curve: steps of the same width, which are doublings or nearly so, and an axis of its own."""
-    ticks = {float(place): label for place, label in enumerate(points)}
-    line = [(float(place), value) for place, value in enumerate(points.values())]
+    ticks = {float(index): label for index, label in enumerate(points)}
+    line = [(float(index), value) for index, value in enumerate(points.values())]
     start, written, note = axis
     return markup.line_chart(name, note, {name: line}, ticks, written, dots=True, start=start)
 
@@ -131,7 +131,7 @@ def screen(parts: Sequence[Part]) -> str:
         more = max(0, min(len(wrap(text, columns)) - most, spare))
         spare -= more
         rows = wrap(text, columns, most + more)
-        lines += [f"{'' if place else heading:<{INDENT}}{row}" for place, row in enumerate(rows)]
+        lines += [f"{'' if index else heading:<{INDENT}}{row}" for index, row in enumerate(rows)]
     return "\n".join(lines) + "\n"
 
 

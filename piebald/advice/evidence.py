@@ -215,11 +215,11 @@ def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], hig
     if alone is None or chosen is alone:
         return []
     losing, gaps = [], row_differences(chosen.last, alone.last)
-    for place, name in enumerate(alone.last.clients):
+    for index, name in enumerate(alone.last.clients):
         gap = gaps.get(name)
         # by chance alone about one client in forty lies beyond two standard errors on this side
         if gap is not None and gap.error is not None and (lost := -gap.mean if higher else gap.mean) > 2 * gap.error:
-            scores = {runner.label: float(runner.last.client_means()[place]) for runner in finished}
+            scores = {runner.label: float(runner.last.client_means()[index]) for runner in finished}
             known = {label: score for label, score in scores.items() if not np.isnan(score)}
             best = (max if higher else min)(known, key=lambda label: known[label])
             losing.append(Loser(name, lost, gap.error, best, known[best]))
@@ -334,13 +334,13 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
     together, by_itself = by_label.get(chosen), None if alone in (None, chosen) else by_label.get(alone or "")
     noises = {} if together is None or by_itself is None else row_differences(together, by_itself)
     gains = []
-    for place, name in enumerate(runs.names):
-        means = {label: float(scores.client_means()[place]) for label, scores in by_label.items()}
+    for index, name in enumerate(runs.names):
+        means = {label: float(scores.client_means()[index]) for label, scores in by_label.items()}
         known = {label: None if np.isnan(mean) else mean for label, mean in means.items()}
         pair = None if together is None or by_itself is None else (together.of_client(name), by_itself.of_client(name))
         gap = None if pair is None else difference(*pair)
         gain, error = None if gap is None else sign * gap.mean, noises[name].error if name in noises else None
-        sizes = runs.clients.size(place, "test"), runs.choosing.size(place, "train")
+        sizes = runs.clients.size(index, "test"), runs.choosing.size(index, "train")
         gains.append(ClientGain(name, sizes[0], known, gain, error, train=sizes[1]))
     return with_shrunk(gains)
 

@@ -142,19 +142,19 @@ def _with_part(
         if len(_clients_in(kind, share, runs)) < _FEWEST_CLIENTS:
             return f"there are {len(runs.choosing)} clients", None, Cost()
     rounds = chosen.stopped or runs.rungs[-1]
-    place = folder / "more-data" / kind / f"{share:g}" / f"seed-{seed}"
+    path = folder / "more-data" / kind / f"{share:g}" / f"seed-{seed}"
     # what an interrupted search has begun is finished: its cost was already spent
-    if not room and not place.exists():
+    if not room and not path.exists():
         return "the budget was used up", None, Cost()
     recipe = _with_as_many_steps(chosen.recipe, share) if kind == "rows" else chosen.recipe
     try:
-        run = _part(kind, share, runs).train(recipe, place, chosen.label, seed, rounds)
+        run = _part(kind, share, runs).train(recipe, path, chosen.label, seed, rounds)
     # fewer rows may be too few for a recipe; that is an answer and no error of the search
     except SettingError as error:
         return str(error), None, Cost()
     cost = cost_of([run])
     run.close()
-    return "", place, cost
+    return "", path, cost
 
 
 def _effect_of_more(kind: str, by_share: Mapping[float, Scores], reason: str, everything: Scores | None) -> More:

@@ -240,9 +240,9 @@ def misfits(judged: Scores, seen: Scores, constants: Sequence[Scores]) -> list[s
     # the lowest constant answer of each site: being no better than each of them is being no better than this
     constant = np.nanmin([table.client_means() for table in constants], axis=0) if constants else np.ones(len(rows))
     places = []
-    for place in np.flatnonzero(compared & (right <= constant)).tolist():
+    for index in np.flatnonzero(compared & (right <= constant)).tolist():
         others = votes.copy()
-        others[place] = 0.0
+        others[index] = 0.0
         effective = others.sum() ** 2 / max(float((others**2).sum()), 1e-12)  # Kish's number of others
         if effective <= 2:
             continue
@@ -250,13 +250,13 @@ def misfits(judged: Scores, seen: Scores, constants: Sequence[Scores]) -> list[s
         spread = float(np.average(np.nan_to_num(angles - mean) ** 2, weights=others)) * effective / (effective - 1)
         # variance of a new site around an estimated mean, as in a prediction interval
         of_others = spread * (1 + 1 / effective)
-        variance = of_others + 1 / (4 * rows[place] + 2)
+        variance = of_others + 1 / (4 * rows[index] + 2)
         # only the spread between sites is estimated; the variance of an arcsine by its rows is known
         freedom = min(variance**2 / max(of_others**2 / (effective - 1), 1e-12), 1e6)
-        distance = float(_arcsine(right[place], rows[place]) - mean) / variance**0.5
+        distance = float(_arcsine(right[index], rows[index]) - mean) / variance**0.5
         # one-sided: sites that do better than expected are no misfits
         if stdtr(freedom, distance) < ERROR_RATE / compared.sum():
-            places.append(place)
+            places.append(index)
     named = [f"{judged.clients[x]} ({right[x] * rows[x]:.0f} of {rows[x]:.0f} rows right)" for x in places]
     if not named or len(places) > _MOST * compared.sum():
         return []

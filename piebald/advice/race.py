@@ -155,15 +155,15 @@ def entrants(
     points += [(name, point) for name, point in known if names is None or name in names]
     points += [(name, {"lr": rate}) for name in names or () if name not in dict(known) for rate in RATES]
     field, reasons, before = list[Entrant](), dict[str, str](), 0
-    for place, (name, point) in enumerate(points):
-        before = len(field) if place == first else before
+    for index, (name, point) in enumerate(points):
+        before = len(field) if index == first else before
         label, base = labels.get(name, name), bases.setdefault(name, shared(recipes.make(name), training))
         # asked once for each label, since the answer does not depend on the rate
         if label not in {*reasons, *(entrant.label for entrant in field)}:
             few = len(clients) < FEWEST.get(name, 0) and name not in labels
             reason = f"it needs at least {FEWEST[name]} clients, and there are {len(clients)}" if few else ""
             reasons |= {label: reason} if (reason := reason or refused(base, label)) else {}
-        if label in reasons or (place >= first and len(field) - before == MOST):
+        if label in reasons or (index >= first and len(field) - before == MOST):
             continue
         # a recipe of the caller may lack a setting that the portfolio has
         taken = {setting: value for setting, value in point.items() if has_setting(base, setting)}
@@ -317,8 +317,8 @@ class Race:
         """Train settings from rung to rung, and keep the best of them."""
         rungs = self.runs.rungs
         measures = self._measures(numbers)
-        for place, rung in enumerate(rungs):
-            later = len(rungs) - 1 - place
+        for index, rung in enumerate(rungs):
+            later = len(rungs) - 1 - index
             # without other seeds, nothing is kept back for them
             limit = self.budget.part(SHARES[-1 - later] if len(self.seeds) > 1 else SHARES[-1 - later] / SHARES[-1])
             for number in numbers:

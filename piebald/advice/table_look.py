@@ -265,7 +265,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
             f"column {name!r} has gaps in {by_site.max():.0%} of the rows at {most}, so that a gap hints at it"
         )
     if kind == "category":
-        held = {site: {*series[sites == place].dropna().astype(str)} for place, site in enumerate(names)}
+        held = {site: {*series[sites == index].dropna().astype(str)} for index, site in enumerate(names)}
         counts: dict[str, list[str]] = {}
         for value in sorted(set().union(*held.values())):
             # a site without any value has no column, which is said above
@@ -293,9 +293,9 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
         sentences.append(reason)
     if kind == "number" and series.nunique() > 2:
         rows = np.bincount(sites[~gaps], minlength=len(names))
-        same = [series[sites == place].nunique() == 1 for place in range(len(names))]
+        same = [series[sites == index].nunique() == 1 for index in range(len(names))]
         # two or three equal numbers are chance
-        constant = [site for place, site in enumerate(names) if same[place] and rows[place] >= _FEW]
+        constant = [site for index, site in enumerate(names) if same[index] and rows[index] >= _FEW]
         if all(same) and len(constant) > 1:
             sentences.append(f"column {name!r} has one value at each site, so that it names the site")
         elif constant:

@@ -188,7 +188,7 @@ def _times(text: str) -> list[float]:
         raise SettingError(
             f"--times must be FIRST:LAST:STEP, such as 30:3600:30, with at most 10,000 times, got {text!r}"
         ) from None
-    return [first + step * place for place in range(count)]
+    return [first + step * index for index in range(count)]
 
 
 def _about_noisy(model: NoisyModel) -> str:

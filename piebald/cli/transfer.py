@@ -106,12 +106,12 @@ def _in_pairs(
 
     failed, results = list[str](), dict[str, Any]()
     for name, pair in with_partners(settings, partners).items():
-        place = folder / name
-        options.say(f"{role} with {name}: {place}")
+        path = folder / name
+        options.say(f"{role} with {name}: {path}")
         try:
-            pair = matched(pair, place)
-            with _watching(pair, place, False, options) as watch:
-                results[name] = vertical.run_party(role, pair, place, watch, _caution)
+            pair = matched(pair, path)
+            with _watching(pair, path, False, options) as watch:
+                results[name] = vertical.run_party(role, pair, path, watch, _caution)
         except RuntimeFault as error:
             _caution(f"{name}: {error}")
             failed.append(name)

@@ -246,11 +246,11 @@ def first_passing(trial: Callable[[C], R], candidates: Iterable[C]) -> tuple[C, 
         SettingError: that of the first one, where all are refused.
     """
     refusal = SettingError("there is nothing to try")
-    for place, candidate in enumerate(itertools.islice(candidates, _TRIED)):
+    for index, candidate in enumerate(itertools.islice(candidates, _TRIED)):
         try:
             return candidate, trial(candidate)
         except SettingError as error:
-            refusal = error if place == 0 else refusal
+            refusal = error if index == 0 else refusal
     raise refusal
 
 

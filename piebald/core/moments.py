@@ -74,9 +74,9 @@ class Moments:
             scatter = np.maximum(np.square(apart).sum(1) - np.square(off) / counts, 0.0)
             mean = mean + off / counts
         if not (sound := np.isfinite(mean) & np.isfinite(scatter)).all():
-            place = int(np.argmin(sound))
+            index = int(np.argmin(sound))
             raise SettingError(
-                f"column {names[place] if names else place!r} must hold numbers below 1e150 for their variance to be "
+                f"column {names[index] if names else index!r} must hold numbers below 1e150 for their variance to be "
                 "computed, got larger ones: replace codes for missing values by empty cells"
             )
         return cls(rows, present, missing, rows - present - missing, mean, scatter)

@@ -36,7 +36,7 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping):
         yield from tree.items()
     elif isinstance(tree, tuple):
-        yield from ((str(place), leaf) for place, leaf in enumerate(tree))
+        yield from ((str(index), leaf) for index, leaf in enumerate(tree))
     else:
         yield "", tree
 

@@ -139,7 +139,7 @@ def select(clients: Sequence[int] | NDArray[np.int64], count: int, *words: int |
     if count >= len(clients):
         return sorted(map(int, clients))
     chosen = brief_generator("select", *words).choice(len(clients), count, replace=False)
-    return sorted(int(clients[int(place)]) for place in chosen)
+    return sorted(int(clients[int(index)]) for index in chosen)
 
 
 KEY = 32  # bytes of a key

@@ -138,9 +138,9 @@ class SqueezeNet(nn.Module):
         super().__init__()
         self.side = side
         layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, stride=2), nn.ReLU()]
-        for place in range(2, 13):
+        for index in range(2, 13):
             pool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
-            layers.append(Fire(*FIRES[place]) if place in FIRES else pool)
+            layers.append(Fire(*FIRES[index]) if index in FIRES else pool)
         self.features = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -224,9 +224,9 @@ class FactoredDense(Layer):
             # each pair of steps once, and twice in the sum: the square of a sum of gradients
             earlier = (inner[:, :step] * scale[: len(inner), :step]).sum(1)
             total[: len(inner)].add_(coefficient * (coefficient * inner[:, step] + 2 * earlier))
-        for place, share in enumerate(shares):
+        for index, share in enumerate(shares):
             if bool(share.any()):
-                total += share * (2 * self._along(place, scale) + share * self._square(place, len(scale)))
+                total += share * (2 * self._along(index, scale) + share * self._square(index, len(scale)))
         return total
 
     def _along(self, place: int, scale: Tensor) -> Tensor:

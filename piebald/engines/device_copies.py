@@ -105,16 +105,16 @@ class LaterNumbers:
         waiting, self._waiting, copied, self._copied = self._waiting, [], self._copied, None
         values: dict[int, list[Any]] = {}
         for dtype in {numbers.dtype: None for numbers, _ in waiting}:
-            places = [place for place, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
-            parts = [waiting[place][0].flatten() for place in places]
+            places = [index for index, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
+            parts = [waiting[index][0].flatten() for index in places]
             numbers_read, start = torch.cat(parts).tolist(), 0
-            for place, part in zip(places, parts, strict=True):
-                values[place] = numbers_read[start : start + part.numel()]
+            for index, part in zip(places, parts, strict=True):
+                values[index] = numbers_read[start : start + part.numel()]
                 start += part.numel()
         if copied is not None and not waiting:
             copied.flatten()[:1].tolist()  # the copies were asked for before
-        for place, (_, take) in enumerate(waiting):
-            take(values[place])
+        for index, (_, take) in enumerate(waiting):
+            take(values[index])
 
 
 def fit_to_device(module: nn.Module, device: torch.device) -> None:

@@ -224,8 +224,8 @@ def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tenso
     rng_key, seed = engine.row_loader.rng_key, stack.secret or engine.work.noise_seed
     draw = long_key if isinstance(seed, str) else key
     clients = engine.work.shown_numbers(stack.clients)
-    for place, transform in enumerate(engine.work.transforms):
-        rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
+    for index, transform in enumerate(engine.work.transforms):
+        rng_keys = [rng_key(seed, c, v, index) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
         change, count = vectors["model"], None if transform.takes_statistics else engine.work.layout.shared_trained
         vectors = transform.on_client(
             {**vectors, "model": change[:, :count]}, [draw("stage", *key_of) for key_of in rng_keys], clients

@@ -112,12 +112,12 @@ class ReferenceEngine(SequentialEngine):
         rng_key = self.rng_key(run, client.row)
         parameters = client.parameters
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
-        for place in range(len(batch)):
+        for index in range(len(batch)):
             if dropout is not None:
-                dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
+                dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, index])
             module.zero_grad()
             with surviving(self.device) as survived, state_restored(module):
-                loss = self._loss(module, batch[place : place + 1], run.config.passes)
+                loss = self._loss(module, batch[index : index + 1], run.config.passes)
                 torch.autograd.backward(loss)
                 survived.append(loss)
             found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -141,23 +141,23 @@ class ReferenceEngine(SequentialEngine):
         measures = {"loss": self.work.objective.loss, **(self.work.objective.metrics if metrics else {})}
         scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
         rows = torch.zeros(len(clients), dtype=torch.int64)
-        for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
+        for index, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
             outputs, targets = self.with_targets(outputs, targets)
-            rows[place] = pytree.count(targets)
-            if not rows[place]:
+            rows[index] = pytree.count(targets)
+            if not rows[index]:
                 continue
             for name, measure in measures.items():
                 if hasattr(measure, "update"):  # a torchmetrics object
                     measure.reset()
-                    for row in range(int(rows[place])):
+                    for row in range(int(rows[index])):
                         single = slice(row, row + 1)
                         known = targets if getattr(measure, "takes_weights", False) else parted(targets)[0]
                         measure.update(pytree.logits(pytree.take(outputs, single)), pytree.take(known, single))
-                    scores[name][place] = measure.compute().mean()
+                    scores[name][index] = measure.compute().mean()
                 else:
                     values, (_, weights) = weighed(measure, outputs, targets).float(), parted(targets)
                     weights = weights if weights is not None and values.dim() else torch.ones(values.shape)
-                    scores[name][place] = (values * weights).sum() / weights.sum()
+                    scores[name][index] = (values * weights).sum() / weights.sum()
         return scores, rows
 
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
@@ -180,9 +180,9 @@ class ReferenceEngine(SequentialEngine):
 
     def _evaluate_plainly(self, clients: Sequence[int], model: Tensor, split: Split) -> Iterator[tuple[Any, Any]]:
         """Outputs and targets of each client, from a module of its own and one row at a time."""
-        for place, client in enumerate(clients):
+        for index, client in enumerate(clients):
             module = copied(self.work.model).eval()
-            self.work.layout.load(module, model[place])
+            self.work.layout.load(module, model[index])
             gathered = self.row_loader.gather([client], split)
             with torch.no_grad():
                 rows = [pytree.take(gathered.x, [row]) for row in gathered.places[0].tolist()]

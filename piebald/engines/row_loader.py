@@ -367,9 +367,9 @@ def batches(
     if only is not None:
         if only < planned:
             # an epoch's order depends on its number alone, so a step is found without drawing those before it
-            epoch, place = divmod(only, len(starts))
+            epoch, index = divmod(only, len(starts))
             order = places[permutation(count, "order", epoch, *rng_key)]
-            yield order[starts[place] : ends[place]]
+            yield order[starts[index] : ends[index]]
         return
     yielded = epoch = 0
     while yielded < planned:

@@ -195,7 +195,7 @@ def _chosen(client: str, frame: Any, columns: Sequence[str] | None) -> Any:
     """Return the columns of a client's table that are wanted, with text as names."""
     names = [str(column) for column in frame.columns]
     if len(set(names)) < len(names):
-        twice = next(column for place, column in enumerate(names) if column in names[:place])
+        twice = next(column for index, column in enumerate(names) if column in names[:index])
         raise SettingError(f"column {twice!r} of client {client!r} occurs twice: rename one of them")
     named = frame.set_axis(names, axis=1)
     # a name that was given twice is one column
@@ -255,7 +255,7 @@ def named_inputs(x: Any, features: Sequence[str] | None) -> dict[str, Floats]:
     """
     flat = pytree.single(x, "statistics of inputs").detach().cpu().to(torch.float64)
     flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))  # -1 cannot stand for the width where there are no rows
-    return {name: flat[:, place].numpy() for place, name in enumerate(input_names(flat.shape[1], features))}
+    return {name: flat[:, index].numpy() for index, name in enumerate(input_names(flat.shape[1], features))}
 
 
 def input_names(width: int, features: Sequence[str] | None, targets: int = 0) -> Sequence[str]:
@@ -274,7 +274,7 @@ def input_names(width: int, features: Sequence[str] | None, targets: int = 0) ->
         raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {width + targets:,}")
     if features is not None and len(features) != width:
         raise SettingError(f"features must name each of the {width} numbers of an input, got {len(features)} names")
-    return [f"x{place}" for place in range(width)] if features is None else features
+    return [f"x{index}" for index in range(width)] if features is None else features
 
 
 def target_columns(targets: Any) -> dict[str, Floats]:
@@ -284,12 +284,12 @@ def target_columns(targets: Any) -> dict[str, Floats]:
     """
     parts = dict(targets) if isinstance(targets, Mapping) else {TARGET: targets}
     if isinstance(targets, tuple):
-        parts = {f"{TARGET}{place}": part for place, part in enumerate(targets)}
+        parts = {f"{TARGET}{index}": part for index, part in enumerate(targets)}
     columns: dict[str, Floats] = {}
     for name, part in parts.items():
         flat = pytree.single(part, "statistics of targets").detach().cpu().double()
         # without rows -1 cannot stand for the width
         flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))
         wide = flat.shape[1] != 1
-        columns |= {f"{name}{place}" if wide else str(name): column.numpy() for place, column in enumerate(flat.T)}
+        columns |= {f"{name}{index}" if wide else str(name): column.numpy() for index, column in enumerate(flat.T)}
     return columns

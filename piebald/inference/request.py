@@ -100,8 +100,8 @@ class SumPlan:
     def influences(self, client: ClientColumns, vector: Ints) -> tuple[Ints, list[Floats]]:
         """Return the counts of rows among a client's sums, and what its rows contribute to all other sums [n, 2]."""
         counted = np.ones(len(vector), dtype=bool)
-        for place in range(len(self.bounds)):
-            counted[place * (_HEAD + self.bins) + _COUNTS : place * (_HEAD + self.bins) + _HEAD] = False
+        for index in range(len(self.bounds)):
+            counted[index * (_HEAD + self.bins) + _COUNTS : index * (_HEAD + self.bins) + _HEAD] = False
         scaled = [_scaled(client.numbers[name], *ends) for name, ends in self.bounds.items()]
         return vector[counted] >> 30, [np.column_stack([values, np.square(values)]) for values in scaled]
 
@@ -126,9 +126,9 @@ class SumPlan:
         """
         statistics = {}
         width = _HEAD + self.bins
-        for place, (name, (low, high)) in enumerate(self.bounds.items()):
+        for index, (name, (low, high)) in enumerate(self.bounds.items()):
             # noise may drive counts below 0, which no later division or square root takes
-            part = total[place * width : (place + 1) * width] * STEP
+            part = total[index * width : (index + 1) * width] * STEP
             present, missing, infinite = (max(float(count), 0.0) for count in part[:3])
             half, mean, variance = (high - low) / 2, math.nan, math.nan
             if present >= 0.5:  # with noise, a count near 0 tells nothing about the mean
@@ -147,16 +147,16 @@ class SumPlan:
 
     def counts(self, total: NDArray[np.float64]) -> tuple[dict[str, Floats], dict[tuple[str, str], Floats]]:
         """Return the counts of each column of text [categories, "other", missing], and of each table."""
-        place = len(self.bounds) * (_HEAD + self.bins)
+        index = len(self.bounds) * (_HEAD + self.bins)
         single, tables = {}, {}
         for name, categories in self.categories.items():
             # noise may make a count negative; clamping is post-processing and costs no privacy
-            single[name] = np.maximum(total[place : place + len(categories) + 2] * STEP, 0.0)
-            place += len(categories) + 2
+            single[name] = np.maximum(total[index : index + len(categories) + 2] * STEP, 0.0)
+            index += len(categories) + 2
         for first, second in self.tables:
             shape = (len(self.categories[first]), len(self.categories[second]))
-            tables[first, second] = np.maximum(total[place : place + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
-            place += shape[0] * shape[1]
+            tables[first, second] = np.maximum(total[index : index + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
+            index += shape[0] * shape[1]
         return single, tables
 
 
@@ -181,7 +181,7 @@ def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:
     """Return the place of each value among the categories; "other" comes after them, then missing ones."""
     import pandas as pd
 
-    places = {category: place for place, category in enumerate(categories)}
+    places = {category: index for index, category in enumerate(categories)}
     rows, different = pd.factorize(values)
     # the last one is for gaps, whose code is -1
     return np.array([*(places.get(value, len(places)) for value in different), len(places) + 1], dtype=np.int64)[rows]

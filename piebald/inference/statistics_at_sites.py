@@ -453,10 +453,10 @@ def _category_counts(
     at_most = answers.at_most(_category_limits(columns, categories)).sum(0)
     pooled, texts = merged(answers.moments), {}
     for name, words in categories.items():
-        place = columns.names.index(name)
-        counts = dict(zip(words, np.diff(at_most[place], prepend=0).astype(float).tolist(), strict=False))
-        other = counts.pop(OTHER, 0.0) + float(pooled.present[place]) - float(at_most[place, len(words) - 1])
-        texts[name] = TextColumn(counts, other, float(pooled.missing[place]))
+        index = columns.names.index(name)
+        counts = dict(zip(words, np.diff(at_most[index], prepend=0).astype(float).tolist(), strict=False))
+        other = counts.pop(OTHER, 0.0) + float(pooled.present[index]) - float(at_most[index, len(words) - 1])
+        texts[name] = TextColumn(counts, other, float(pooled.missing[index]))
     return texts
 
 
@@ -514,7 +514,7 @@ def _hidden_question(
 
 def _sums_question(columns: AskedColumns, request: StatisticsRequest) -> tuple[MaskedSumsQuery, SumPlan]:
     """Return a question about sums, and its sums by the names of columns."""
-    names, places = columns.unclassed, {name: place for place, name in enumerate(columns.names)}
+    names, places = columns.unclassed, {name: index for index, name in enumerate(columns.names)}
     words = {name: request.categories[name] for name in names if name in request.categories}
     bounds = {name: request.bounds[name] for name in names if name in request.bounds}
     query = MaskedSumsQuery(

@@ -550,7 +550,7 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
         sums = clients.sums(plan, "logrank", scale)
         size = len(groups)
         tested = LogRank(sums[:size], sums[size : 2 * size], sums[2 * size :].reshape(size, size))
-    curves = {name: SurvivalCurve.of(times, at_risk[place], events[place]) for place, name in enumerate(groups)}
+    curves = {name: SurvivalCurve.of(times, at_risk[index], events[index]) for index, name in enumerate(groups)}
     return Survival(curves, _log_rank_test(tested), tested.expected, options.stratified, rows, dropped, taking_part,
                     left_out=clients.left_out)  # fmt: skip
 

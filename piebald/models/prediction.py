@@ -119,7 +119,7 @@ class OutputMeaning:
         """Return the answers of outputs [n, ...], by the names of columns."""
         if self.kind == "places":
             names = np.array(self.names, dtype=object)
-            return {f"place {place}": names[column] for place, column in enumerate(outputs.argmax(-1).T.numpy())}
+            return {f"place {index}": names[column] for index, column in enumerate(outputs.argmax(-1).T.numpy())}
         return dict(zip(self.names, self.answers(outputs).numpy().T, strict=True))
 
     def calibrated(self, outputs: Tensor, targets: Tensor) -> Self:

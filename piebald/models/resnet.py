@@ -75,9 +75,9 @@ class Resnet18(FeatureClassifier):
         layers = _stem(depth, width, stem)
         depth = width
         for stage, count in enumerate(self.blocks):
-            for place in range(count):
+            for index in range(count):
                 # each stage but the first halves the image in its first block
-                block = _Block(depth, width << stage, 2 if stage and not place else 1, self.bottleneck)
+                block = _Block(depth, width << stage, 2 if stage and not index else 1, self.bottleneck)
                 layers.append(block)
                 depth = block.channels
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

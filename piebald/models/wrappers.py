@@ -126,14 +126,14 @@ def with_embeddings(make: Callable[[int], nn.Module], width: int, categories: Ma
         categories: how many categories there are in a column, by its place in the input: numbers from 0, with -1 for
             all others and -2 for gaps (`Preparation.embedded`).
     """
-    sizes = {place: embedding_size(count) for place, count in categories.items()}
+    sizes = {index: embedding_size(count) for index, count in categories.items()}
     module = make(width - len(sizes) + sum(sizes.values()))
-    tables = [nn.Embedding(categories[place] + 2, size) for place, size in sizes.items()]
+    tables = [nn.Embedding(categories[index] + 2, size) for index, size in sizes.items()]
     for table in tables:
         # with torch's deviation of 1, each of many random numbers would weigh as much as a standard score
         nn.init.normal_(table.weight, std=0.1)
     module.add_module("categories", nn.ModuleList(tables))
-    plain = [place for place in range(width) if place not in sizes]
+    plain = [index for index in range(width) if index not in sizes]
 
     def embed(own: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Replace numbers of categories by their embeddings; a copy of the module has its own."""
@@ -141,9 +141,9 @@ def with_embeddings(make: Callable[[int], nn.Module], width: int, categories: Ma
         x, columns = inputs[0], own.get_submodule("categories")
         assert isinstance(columns, nn.ModuleList)
         parts = [x[:, plain]]
-        for place, table in zip(sizes, columns, strict=True):
+        for index, table in zip(sizes, columns, strict=True):
             # shifted by 2 for gaps and others; clamped, as an index out of range stops a GPU with no message of use
-            parts.append(table((x[:, place] + 2).long().clamp(0, categories[place] + 1)))
+            parts.append(table((x[:, index] + 2).long().clamp(0, categories[index] + 1)))
         return (torch.cat(parts, dim=1), *inputs[1:])
 
     module.register_forward_pre_hook(embed)

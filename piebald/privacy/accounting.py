@@ -277,7 +277,7 @@ class NoisySteps:
 
     def _unlike(self, first: int, last: int) -> float:
         """About how many times as much as any of its clients a range of them spends by its bound."""
-        ends = max(self.shares[place] * math.sqrt(self.steps[place]) for place in (first, last))
+        ends = max(self.shares[index] * math.sqrt(self.steps[index]) for index in (first, last))
         return self.shares[first] * math.sqrt(self.steps[last]) / ends
 
 

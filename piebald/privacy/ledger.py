@@ -664,7 +664,7 @@ class DisclosureRules:
             bound = self.rows_per_person * (2 + self.least / self.largest_share)
             unclear = (largest > 0) & (largest * bound > sizes.sum(axis=0))
         # in units of the largest one, so that no total overflows
-        return all(self._allow(sizes[:, place] / largest[place], dominance_only) for place in np.flatnonzero(unclear))
+        return all(self._allow(sizes[:, index] / largest[index], dominance_only) for index in np.flatnonzero(unclear))
 
     def _allow(self, sizes: Floats, dominance_only: bool) -> bool:
         """Return whether a sum of contributions [n] of 0 to 1 may be told."""

@@ -109,7 +109,7 @@ def thinned(values: list[Number], most: int) -> list[Number]:
     if len(values) <= most:
         return values
     # both ends are kept: the last value is the one that tables state
-    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+    return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
 
 
 def bands_of(curves: Mapping[str, Sequence[Sequence[Point]]], axis: Axis) -> dict[str, Band]:

@@ -54,12 +54,12 @@ def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
         dog 5 of 5 mistaken for None
     """
     rows: list[ClassRow] = []
-    for place, name in enumerate(names):
-        count, right = int(matrix[place].sum()), int(matrix[place, place])
+    for index, name in enumerate(names):
+        count, right = int(matrix[index].sum()), int(matrix[index, index])
         if not count:
             continue
-        wrong = matrix[place].copy()
-        wrong[place] = 0
+        wrong = matrix[index].copy()
+        wrong[index] = 0
         # ties go to the class that comes first, so that a page does not change from run to run
         likeliest = int(wrong.argmax())
         mistaken = int(wrong[likeliest])
@@ -71,7 +71,7 @@ def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
                 "share": right / count,
                 "taken_for": str(names[likeliest]) if mistaken else None,
                 "mistaken": mistaken,
-                "wrong": int(matrix[:, place].sum()) - right,
+                "wrong": int(matrix[:, index].sum()) - right,
             }
         )
     return rows

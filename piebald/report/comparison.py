@@ -412,14 +412,14 @@ class Comparison(Tabular):
 
 def scores_of(runs: Sequence[History], model: str | None = None) -> Scores:
     """The final metric of each client in each run of a label, or that of an answer that needs no model."""
-    names = {name: place for place, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
+    names = {name: index for index, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
     # runs of one label may have different clients; NaN marks those that a run lacks
     values = np.full((len(runs), len(names)), np.nan)
     trained, sizes = np.zeros(values.shape, bool), np.zeros(len(names), int)
     seeds: list[int] = []
-    for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
+    for index, run in enumerate(runs):  # runs without a seed of their own pair with no other
         # negative numbers, which no seed has, keep runs apart that cannot be paired
-        seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
+        seeds.append(-1 - index if run.repetition is None or run.repetition in seeds else run.repetition)
     rows: dict[tuple[int, str], NDArray[np.float64]] = {}
     errors: dict[tuple[int, str], float] = {}
     moments: dict[tuple[int, str], RowMoments] = {}

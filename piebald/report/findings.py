@@ -149,8 +149,8 @@ def without_rows(comparison: Comparison) -> str:
         return ""
     lacking = dict[str, None]()
     for table in comparison.scores.values():
-        for place, seed in enumerate(table.seeds):
-            scored = [name for name, value in zip(table.clients, table.values[place], strict=True) if value == value]
+        for index, seed in enumerate(table.seeds):
+            scored = [name for name, value in zip(table.clients, table.values[index], strict=True) if value == value]
             with_error = table.rows.keys() | table.errors.keys()
             lacking |= dict.fromkeys(name for name in scored if not table.counted and (seed, name) not in with_error)
         lacking |= dict.fromkeys(table.clients if table.counted and not len(table.sizes) else ())

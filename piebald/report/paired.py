@@ -164,9 +164,9 @@ class Scores:
 
     def of_seeds(self, seeds: Sequence[int]) -> Scores:
         """The scores under these seeds only."""
-        places = [place for place, seed in enumerate(self.seeds) if seed in seeds]
+        places = [index for index, seed in enumerate(self.seeds) if seed in seeds]
         assert self.trained is not None  # it is made in __post_init__
-        kept = [self.seeds[place] for place in places]
+        kept = [self.seeds[index] for index in places]
         return replace(self, values=self.values[places], seeds=kept, trained=self.trained[places])
 
     def of_client(self, name: str) -> Scores:
@@ -384,8 +384,8 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
     """The differences on common seeds and clients; `full` keeps the seeds and clients of `b` and marks the rest NaN."""
     rows = {seed: row for row, seed in enumerate(a.seeds)}
     columns = {client: column for column, client in enumerate(a.clients)}
-    seeds = [place for place, seed in enumerate(b.seeds) if seed in rows]
-    clients = [place for place, client in enumerate(b.clients) if client in columns]
+    seeds = [index for index, seed in enumerate(b.seeds) if seed in rows]
+    clients = [index for index, client in enumerate(b.clients) if client in columns]
     # matched by name and seed, as runs need not have the same clients, nor in the same order
     ours = a.cells(untrained)[np.ix_([rows[b.seeds[i]] for i in seeds], [columns[b.clients[i]] for i in clients])]
     theirs = b.cells(untrained)[np.ix_(seeds, clients)]

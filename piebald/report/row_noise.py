@@ -80,7 +80,7 @@ def row_difference(a: Scores, b: Scores, *, comparisons: Count = 1) -> Differenc
     gaps = ours - theirs
     # a client that only one method has says nothing about their difference
     scored = np.flatnonzero(np.isfinite(gaps).any(0)).tolist()
-    gaps, names = gaps[:, scored], [names[place] for place in scored]
+    gaps, names = gaps[:, scored], [names[index] for index in scored]
     held = [[seed for seed, gap in zip(seeds, column, strict=True) if np.isfinite(gap)] for column in gaps.T]
     votes = dict(zip(a.clients, a.votes, strict=True))
     shares = np.array([votes[name] for name in names])

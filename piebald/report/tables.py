@@ -428,8 +428,8 @@ class History(Tabular):
         return {
             client: RowMoments(
                 int(values["number"]), int(values["values"]), values["standard_error"] ** 2,
-                {int(values[f"earlier/{place}"]): values[f"covariance/{place}"] for place in range(MOST_REMEMBERED)
-                 if {f"earlier/{place}", f"covariance/{place}"} <= values.keys()},
+                {int(values[f"earlier/{index}"]): values[f"covariance/{index}"] for index in range(MOST_REMEMBERED)
+                 if {f"earlier/{index}", f"covariance/{index}"} <= values.keys()},
             )
             for client, values in told.items() if {"number", "values", "standard_error"} <= values.keys()
         }  # fmt: skip

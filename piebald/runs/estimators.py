@@ -145,7 +145,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             validate_data(self, x, reset=reset, skip_check_array=True)
         else:
             x = pd.DataFrame(validate_data(self, x, reset=reset, dtype="numeric", ensure_all_finite="allow-nan"))
-        names = getattr(self, "feature_names_in_", [f"x{place}" for place in range(x.shape[1])])
+        names = getattr(self, "feature_names_in_", [f"x{index}" for index in range(x.shape[1])])
         return pd.DataFrame(x).set_axis(list(names), axis=1)
 
     def __sklearn_tags__(self) -> Tags:

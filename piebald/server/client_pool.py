@@ -90,8 +90,8 @@ class ClientRecords:
         pace = np.median(seconds)
         utility = utility * np.where(seconds > pace, (pace / np.maximum(seconds, 1e-12)) ** _ALPHA, 1.0)
         cutoff = _CUTOFF * np.sort(utility)[-min(count, len(scored))]
-        good = [place for place, value in enumerate(utility.tolist()) if value >= cutoff]
-        return sorted([*chosen, *self._drawn([scored[place] for place in good], utility[good].tolist(), count, rng)])
+        good = [index for index, value in enumerate(utility.tolist()) if value >= cutoff]
+        return sorted([*chosen, *self._drawn([scored[index] for index in good], utility[good].tolist(), count, rng)])
 
     def _sizes(self, clients: Sequence[int]) -> list[float]:
         """Return the rows of clients; the mean of the others where a client's are not known."""
@@ -105,7 +105,7 @@ class ClientRecords:
         """Return clients that are drawn without replacement, each time with chances as the weights of those left."""
         # the order of exponential times with these rates is that of such draws, and those without weight come last
         times = rng.exponential(size=len(clients)) / np.maximum(np.array(weights, dtype=np.float64), 1e-300)
-        return [clients[place] for place in np.argsort(times, kind="stable")[:count].tolist()]
+        return [clients[index] for index in np.argsort(times, kind="stable")[:count].tolist()]
 
     def state(self) -> list[list[float]]:
         """Return the records as JSON values."""

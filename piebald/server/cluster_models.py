@@ -330,8 +330,8 @@ class ClusterModels:
             len(shares), context.known, version, shares, expected=expected, state=cluster.optimizer_state
         )
         # two-ended: what was done last on the client is undone or answered first here
-        for place, transform in reversed(list(enumerate(recipe.transforms))):
-            words = (place, context.spec.seed, label, version, *((self.noise_key,) if self.noise_key else ()))
+        for index, transform in reversed(list(enumerate(recipe.transforms))):
+            words = (index, context.spec.seed, label, version, *((self.noise_key,) if self.noise_key else ()))
             rng_key = secrets.randbits(256) if self.secret else key("receive", *words)
             count = None if transform.takes_statistics else self._trained
             changed = transform.on_server(average[:count], dataclasses.replace(step, rng_key=rng_key, state={}))

@@ -176,7 +176,7 @@ def plain_tasks(tasks: Sequence[Task]) -> tuple[list[TableRow], dict[str, Tensor
 
 def whole_task(row: TableRow, tensors: Mapping[str, Tensor]) -> Task:
     """Restore a task that `plain_tasks` wrote."""
-    vectors = {name: tensors[place] for name, place in row["vectors"].items()}
+    vectors = {name: tensors[index] for name, index in row["vectors"].items()}
     return Task(row["id"], row["client"], row["version"], vectors, attempt=row["attempt"], committed=row["committed"])
 
 

@@ -44,8 +44,8 @@ def uneven_clients(order: Sequence[int] = tuple(range(len(SIZES)))) -> PooledCli
         xs.append((draw.normal(size=(_VALIDATION, 6)) + labels[:, None] * 0.5 + client).astype(np.float32))
         ys.append(labels)
     lists = {}
-    for place, split in enumerate(("train", "test", "validation")):
-        rows_of_split = [parts[client][place] for client in order]
+    for index, split in enumerate(("train", "test", "validation")):
+        rows_of_split = [parts[client][index] for client in order]
         lists[split] = Lists(np.concatenate(rows_of_split), np.cumsum([0, *map(len, rows_of_split)]))
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
     names = [f"site {client}" for client in order]

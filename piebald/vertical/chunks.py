@@ -56,7 +56,7 @@ def own_chunks(data: PartyHolding, rows: int, secret: PartySecret, by_label: boo
     if data.y is not None and by_label:
         chosen = chosen[np.argsort(data.y.numpy()[chosen], kind="stable")]
     # dealt out one by one, so that sorted labels spread evenly over all chunks
-    return [chosen[place::count] for place in range(count)]
+    return [chosen[index::count] for index in range(count)]
 
 
 def common_chunks(overlap: NDArray[np.int64], rows: int, seed: int) -> Chunks:
@@ -104,10 +104,10 @@ def unknown_numbers(x: Tensor, rows: int, digits: int) -> float:
     values = [len(np.unique(column)) for column in x.numpy().T]
     # a column in which nearly all values differ has as many unknown numbers as rows
     repeat = [count < 0.99 * len(x) for count in values]
-    two = [place for place, count in enumerate(values) if repeat[place] and count <= 2]
+    two = [index for index, count in enumerate(values) if repeat[index] and count <= 2]
     # columns of two values may belong together, as those of a word do, so their combinations are counted.
     kinds = [len(np.unique(x[:, two].numpy(), axis=0))] if two else []
-    kinds += [count for place, count in enumerate(values) if repeat[place] and count > 2]
+    kinds += [count for index, count in enumerate(values) if repeat[index] and count > 2]
     entropy = sum(math.log2(count) for count in kinds)
     # sums show a collection and no order: of k kinds there are (rows + k - 1) choose rows.
     collections = rows * entropy - math.lgamma(rows + 1) / math.log(2)

@@ -408,14 +408,14 @@ def keys_in(frame: DataFrame, column: str, where: str) -> tuple[Texts, Ints]:
         SettingError: there is no such column, or two rows have the same key; `where` names the table.
     """
     keys = np.array(keys_of(frame, [column], ["exact"]), dtype=np.str_)
-    place = np.flatnonzero(keys != "")
-    place = place[np.argsort(keys[place], kind="stable")]
-    twice = keys[place][:-1][keys[place][1:] == keys[place][:-1]]
+    index = np.flatnonzero(keys != "")
+    index = index[np.argsort(keys[index], kind="stable")]
+    twice = keys[index][:-1][keys[index][1:] == keys[index][:-1]]
     if len(twice):
         raise SettingError(
             f"key {str(twice[0])!r} is in two rows of {where}: each co-occurring row needs a key of its own"
         )
-    return keys, place
+    return keys, index
 
 
 def _labels(frame: DataFrame, file: PartyFile, role: Role, public: bool) -> NDArray[np.float64]:

@@ -47,9 +47,9 @@ class PartyNetwork(nn.Module):
         self.aligned = len(aligned)
         if secret is None:
             return
-        for place, layer in enumerate(linear):
-            most = (4.0 if place else 1.0) * math.sqrt(6 / (layer.in_features + layer.out_features))
-            drawn = secret.uniform(layer.weight.numel(), "weights", place).reshape(layer.weight.shape)
+        for index, layer in enumerate(linear):
+            most = (4.0 if index else 1.0) * math.sqrt(6 / (layer.in_features + layer.out_features))
+            drawn = secret.uniform(layer.weight.numel(), "weights", index).reshape(layer.weight.shape)
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(most * (2 * drawn - 1)))
                 layer.bias.zero_()

@@ -375,10 +375,10 @@ def _weighed(frame: Any, name: str) -> Any:
     """
     weights = column_numbers(frame[name])
     if (odd := ~(np.isfinite(weights) & (weights >= 0))).any():
-        place = int(odd.argmax())
+        index = int(odd.argmax())
         raise SettingError(
-            f"{_origin(frame)}weights {name!r} must be finite numbers of at least 0, got {weights[place]:g} in row "
-            f"{row_number(frame, place)}: correct it, or leave the row out"
+            f"{_origin(frame)}weights {name!r} must be finite numbers of at least 0, got {weights[index]:g} in row "
+            f"{row_number(frame, index)}: correct it, or leave the row out"
         )
     if not weights.any():
         raise SettingError(f"{_origin(frame)}all weights {name!r} are 0, so no row counts")
@@ -651,7 +651,7 @@ def train_validation_test_split(
     if not hasattr(frame, "columns"):
         raise SettingError(f"table must be a pandas DataFrame or the path of a table, got {shown(table)}")
     parts = parts_of(frame, SplitSettings.of(split), client, target, regression)
-    return {name: frame[parts == place] for place, name in enumerate(SPLITS)}
+    return {name: frame[parts == index] for index, name in enumerate(SPLITS)}
 
 
 def parts_of(
@@ -670,8 +670,8 @@ def parts_of(
     keys = with_suspects(keys, kept, target, (client, *split.columns))
     label = None if target is None or regression else _classes(kept[target])
     parts = np.full(len(frame), -1, dtype=np.int64)
-    for place, rows in enumerate(three_ways(Lists.of(codes, len(own)), label, split, keys, names=own).values()):
-        parts[kept.index.to_numpy()[rows.values]] = place
+    for index, rows in enumerate(three_ways(Lists.of(codes, len(own)), label, split, keys, names=own).values()):
+        parts[kept.index.to_numpy()[rows.values]] = index
     return parts
 
 

@@ -255,13 +255,13 @@ def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
     order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
     sorted_classes = np.asarray(classes, dtype=str)[order]
     # a name after all classes would have a place past the end
-    place = np.minimum(np.searchsorted(sorted_classes, y), len(sorted_classes) - 1)
-    if (sorted_classes[place] != y).any():
-        unknown_name = str(y[sorted_classes[place] != y].flat[0])
+    index = np.minimum(np.searchsorted(sorted_classes, y), len(sorted_classes) - 1)
+    if (sorted_classes[index] != y).any():
+        unknown_name = str(y[sorted_classes[index] != y].flat[0])
         raise SettingError(
             f"{who}: target {unknown_name!r} is not one of the {len(sorted_classes)} classes: add it to classes"
         )
-    return order[place].astype(np.int64)
+    return order[index].astype(np.int64)
 
 
 Collate = Literal["stack", "pad"]

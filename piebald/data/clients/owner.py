@@ -348,7 +348,7 @@ def different_names(names: Sequence[Any]) -> list[str]:
     """Names as text, all different: they identify clients in rng keys and in the run folder."""
     texts = [str(name) for name in names]
     if len(set(texts)) < len(texts):
-        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
+        twice = next(text for index, text in enumerate(texts) if text in texts[:index])
         raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
     return texts
 
@@ -468,7 +468,7 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
     """All items of a map-style data set, stacked where they are of one shape."""
     if not hasattr(dataset, "__len__"):
         raise SettingError(f"{who} is a {type(dataset).__name__} without a length: pass a map-style data set")
-    items = [dataset[place] for place in range(len(dataset))]
+    items = [dataset[index] for index in range(len(dataset))]
     if not items:
         raise SettingError(f"{who} has no rows: leave it out")
     if not isinstance(items[0], tuple | list) or len(items[0]) != 2:

@@ -476,10 +476,10 @@ def of_moments(moments: Moments) -> Standardisation:
     """
     for defect, counts in (("missing", moments.missing), ("infinite", moments.infinite)):
         if counts.any():
-            place = int(np.argmax(counts > 0))
+            index = int(np.argmax(counts > 0))
             raise SettingError(
-                f"standardise needs finite numbers, but number {place} of the input is {defect} in "
-                f"{int(counts[place])} training rows: fill them in, or leave these rows out"
+                f"standardise needs finite numbers, but number {index} of the input is {defect} in "
+                f"{int(counts[index])} training rows: fill them in, or leave these rows out"
             )
     if not moments.rows:
         raise SettingError("standardise needs training rows, and no client has any")

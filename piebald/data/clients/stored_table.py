@@ -65,21 +65,21 @@ class _StoredTable:
             # doubled, so that each cell is copied about once, however many chunks come
             grown = large_array((len(self._names), max(rows, 2 * self._cells.shape[1])), np.int64)
             # column by column, so that one alone is in memory
-            for place in range(len(self._names)):
-                grown[place, : self._rows] = self._cells[place, : self._rows]
+            for index in range(len(self._names)):
+                grown[index, : self._rows] = self._cells[index, : self._rows]
             self._cells = grown
-        for place in range(len(self._names)):
-            series = chunk.iloc[:, place]
+        for index in range(len(self._names)):
+            series = chunk.iloc[:, index]
             if is_categorical(series):
-                self._categories.add(place)
-            self._append(place, _plain(series))
+                self._categories.add(index)
+            self._append(index, _plain(series))
         self._rows = rows
 
     def frame(self) -> Any:
         """Return the rows as a pandas DataFrame."""
         import pandas
 
-        columns = {place: pandas.Series(self._column(place), copy=False) for place in range(len(self._names))}
+        columns = {index: pandas.Series(self._column(index), copy=False) for index in range(len(self._names))}
         frame = pandas.DataFrame(columns, copy=False)
         frame.columns = self._names
         return frame

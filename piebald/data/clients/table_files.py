@@ -463,7 +463,7 @@ def mixed_reason(series: Any, gaps: Sequence[str] = ()) -> str | None:
     if not len(words) or 2 * len(words) > (codes >= 0).sum():
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
-    names = [different[place] for place in np.flatnonzero(is_word)]
+    names = [different[index] for index in np.flatnonzero(is_word)]
     code = (
         f", or set gaps = {[*gaps, *names]} in [prepare] where they stand for no value" if len(names) <= _NAMED else ""
     )
@@ -500,8 +500,8 @@ def gap_codes(series: Any, gaps: Sequence[str] = ()) -> Iterator[tuple[float, in
     values, places = np.unique(numbers, return_inverse=True)  # missing ones last
     counts = np.bincount(places[codes[codes >= 0]], minlength=len(values))[: np.isfinite(values).sum()]
     values = values[np.isfinite(values)]
-    for place, near, rest in ((0, 1, values[1:]), (-1, -2, values[:-1])):
-        if len(values) < 5 or counts[place] < 2 or values[place] not in _GAP_CODES:
+    for index, near, rest in ((0, 1, values[1:]), (-1, -2, values[:-1])):
+        if len(values) < 5 or counts[index] < 2 or values[index] not in _GAP_CODES:
             continue
-        if abs(values[place] - values[near]) > np.ptp(rest) / 2:
-            yield float(values[place]), int(counts[place])
+        if abs(values[index] - values[near]) > np.ptp(rest) / 2:
+            yield float(values[index]), int(counts[index])

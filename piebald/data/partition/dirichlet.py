@@ -184,8 +184,8 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator
         picked = np.bincount(pick, minlength=len(open_classes))
         start = np.cumsum(picked) - picked
         # the random rank of each slot among those that drew the same class: the first ones get its rows
-        place = np.arange(len(order)) - start[pick[order]]
-        served = order[place < remaining[open_classes][pick[order]]]
+        index = np.arange(len(order)) - start[pick[order]]
+        served = order[index < remaining[open_classes][pick[order]]]
         drawn[unfilled[served]] = open_classes[pick[served]]
         remaining[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
         unfilled = np.delete(unfilled, served)

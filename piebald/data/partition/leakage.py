@@ -177,7 +177,7 @@ def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> N
     cut = (group[order][1:] == group[order][:-1]) & (part[order][1:] != part[order][:-1])
     if cut.any():
         # the first rows of the file, whatever the order of the groups' codes
-        rows = min(sorted(order[place : place + 2].tolist()) for place in np.flatnonzero(cut))
+        rows = min(sorted(order[index : index + 2].tolist()) for index in np.flatnonzero(cut))
         here, there = (f"{SPLITS[part[row]]} in row {row_number(series, row)}" for row in rows)
         raise SettingError(
             f"column {name!r} says {here} and {there}, which are one group by {shown(', '.join(groups), 40)}: correct "
@@ -188,7 +188,7 @@ def _refuse_cut(series: Any, name: str, group: Ints, groups: Sequence[str]) -> N
 def _parts(series: Any, name: str) -> Ints:
     _refuse_gaps(series, name)
     words = series.astype(str).str.strip().str.lower()
-    part = words.map({word: place for place, word in enumerate(SPLITS)})
+    part = words.map({word: index for index, word in enumerate(SPLITS)})
     if part.isna().any():
         row = int(np.flatnonzero(part.isna().to_numpy())[0])
         raise SettingError(

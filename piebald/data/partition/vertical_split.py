@@ -105,7 +105,7 @@ class Vertical(Division):
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
         names = feature_names(data)
-        theirs = np.array([place for place, name in enumerate(names) if place not in owned or name in self.common])
+        theirs = np.array([index for index, name in enumerate(names) if index not in owned or name in self.common])
         return Parties(
             _party(data, active, owned, True), _party(data, passive, theirs, False), np.sort(shuffled[:both])
         )
@@ -138,4 +138,4 @@ def feature_names(data: DataSet) -> list[str]:
 def _party(data: DataSet, rows: Ints, places: Ints, labelled: bool) -> PartyRows:
     names = feature_names(data)
     x = data.inputs[rows][:, places]
-    return PartyRows(rows, x, data.targets[rows] if labelled else None, tuple(names[place] for place in places))
+    return PartyRows(rows, x, data.targets[rows] if labelled else None, tuple(names[index] for index in places))

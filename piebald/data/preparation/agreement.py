@@ -96,15 +96,15 @@ def harmonised(moments: Mapping[str, Sequence[Moments]], clients: Sequence[str])
     grand = (count * mean).sum(1, keepdims=True) / rows
     pooled = np.sqrt(scatter.sum(1, keepdims=True) / rows)
     pooled = np.where(pooled > 0, pooled, 1.0)
-    place = (mean - grand) / pooled
+    folder = (mean - grand) / pooled
     spread = scatter / (count - 1) / pooled**2
     spread = np.where(spread > 0, spread, 1.0)
     if len(names) >= _FEWEST_COLUMNS:
         for client in range(len(clients)):
-            place[:, client], spread[:, client] = _shrunk(count[:, client], place[:, client], spread[:, client])
+            folder[:, client], spread[:, client] = _shrunk(count[:, client], folder[:, client], spread[:, client])
     slope = 1 / np.sqrt(spread)
     # from (x - grand) / pooled, less the place and over the root of the spread, back to units of the column
-    offset = grand - slope * (grand + pooled * place)
+    offset = grand - slope * (grand + pooled * folder)
     return {
         client: {name: (float(slope[j, i]), float(offset[j, i])) for j, name in enumerate(names)}
         for i, client in enumerate(clients)
@@ -317,7 +317,7 @@ def _by_name(ask: Ask, clients: Callable[[], Sequence[str]]) -> tuple[Ask, Calla
 
     def ordered(question: Question) -> Sequence[Any]:
         answers, names = ask(question), clients()
-        return [answers[place] for place in sorted(range(len(answers)), key=names.__getitem__)] if names else answers
+        return [answers[index] for index in sorted(range(len(answers)), key=names.__getitem__)] if names else answers
 
     return ordered, lambda: sorted(clients())
 
@@ -562,9 +562,9 @@ def _powers(
             logarithms = sum(held.logarithms[name] for held in answers) + gaps * signed_logarithms(filler)
             # a constant column has no likelihood, and keeps the exponent 0
             best = (-math.inf, 0.0, pooled[name])
-            for place, exponent in enumerate(tried):
+            for index, exponent in enumerate(tried):
                 moments = _filled(
-                    merged(held.moments[name][place].moments for held in answers),
+                    merged(held.moments[name][index].moments for held in answers),
                     float(yeo_johnson(filler, exponent)[0]) if gaps else 0.0,
                 )
                 rows = int(moments.present[0])

@@ -268,12 +268,12 @@ class _Column:
         new, absent, exact = list[str | None](words), {*map(_folded, rule.gaps)}, rule.words
         folded = {_folded(spelling): word for spelling, word in exact.items()}
         done = {"gaps": 0, "spellings mapped": 0}
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             if _folded(word) in absent:
-                new[place], kind = None, "gaps"
+                new[index], kind = None, "gaps"
             else:
-                new[place], kind = exact.get(word, folded.get(_folded(word), word)) or None, "spellings mapped"
-            done[kind] += int(counts[place]) * (new[place] != word)
+                new[index], kind = exact.get(word, folded.get(_folded(word), word)) or None, "spellings mapped"
+            done[kind] += int(counts[index]) * (new[index] != word)
         values, changes = self._read(new, codes, counts)
         if values.dtype.kind != "f" and is_numeric(series) and all(word is None or _is_number(word) for word in new):
             values = np.array([np.nan if word is None else float(word) for word in new])
@@ -290,8 +290,8 @@ class _Column:
         form, unit = self.rule.form, self.rule.unit
         if form is None and unit is None:
             return np.array([*words, None], dtype=object)[:-1], []
-        held = [place for place, word in enumerate(words) if word is not None]
-        texts = [str(words[place]) for place in held]
+        held = [index for index, word in enumerate(words) if word is not None]
+        texts = [str(words[index]) for index in held]
 
         def refuse(odd: int, what: str) -> SettingError:
             return unusable(self.series, int(np.argmax(codes == held[odd])), what)
@@ -310,12 +310,12 @@ class _Column:
             ]
         read = numbers_with_units(texts, NUMBERS[form or "number"])
         numbers, units = np.full(len(words), np.nan), [""] * len(words)
-        for place, number in zip(held, read, strict=True):
+        for index, number in zip(held, read, strict=True):
             if number is None:
-                raise refuse(held.index(place), f"a number{'' if form in (None, 'number') else f' with a {form}'}")
-            numbers[place], units[place] = number
+                raise refuse(held.index(index), f"a number{'' if form in (None, 'number') else f' with a {form}'}")
+            numbers[index], units[index] = number
         was_text = self._count(counts, held, [not _is_number(text) for text in texts])
-        different = sorted({units[place] for place in held} - {""})
+        different = sorted({units[index] for index in held} - {""})
         if unit is None and len(different) > 1:
             raise SettingError(
                 f"column {shown(self.name, 40)} has numbers in {shown(', '.join(different), 60)}: name one unit, "

@@ -87,15 +87,15 @@ class CodedTable:
         """Return the description of a table and its numbers [n, d]; NaN where a value is missing."""
         # column by column, since a large table is read so
         values, numbers = dict[str, tuple[str, ...]](), large_array((len(frame.columns), len(frame)), np.float64).T
-        for place, name in enumerate(frame.columns):
+        for position, name in enumerate(frame.columns):
             series = frame[name]
             # numbers beyond 2 ** 53 travel as text, or different accounts would be one
             if is_numeric(series) and not is_inexact(series):
-                numbers[:, place] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+                numbers[:, position] = series.to_numpy(dtype=np.float64, na_value=np.nan)
                 continue
             codes, different = factorized(series)
             values[str(name)] = tuple(different)
-            numbers[:, place] = np.where(codes < 0, np.nan, codes)
+            numbers[:, position] = np.where(codes < 0, np.nan, codes)
         index = frame.index
         # the places themselves, as a range that takes no memory
         numbered = (getattr(index, "start", None), getattr(index, "step", None)) == (0, 1)
@@ -112,7 +112,7 @@ class CodedTable:
         """
         import pandas as pd
 
-        columns = {name: self.column(name, numbers[:, place]) for place, name in enumerate(self.names)}
+        columns = {name: self.column(name, numbers[:, position]) for position, name in enumerate(self.names)}
         if index is None:
             return pd.DataFrame(columns, index=range(len(numbers)), copy=False)
         frame = pd.DataFrame(columns, index=self.labels_of(index), copy=False)
@@ -216,7 +216,7 @@ def factorized(series: pd.Series, gaps: Sequence[str] = ()) -> tuple[NDArray[np.
     # the last one is for gaps, whose code is -1
     texts = np.array([*map(_text, different), ""], dtype=object)
     empty = {*GAPS, *gaps}
-    places = {word: place for place, word in enumerate(dict.fromkeys(word for word in texts if word not in empty))}
+    places = {word: index for index, word in enumerate(dict.fromkeys(word for word in texts if word not in empty))}
     return np.array([places.get(word, -1) for word in texts])[codes], list(places)
 
 
@@ -422,11 +422,11 @@ def _parsed(
     if read_all is not None and different:
         numbers[:-1] = read_all(different)
     odd: dict[str, int] = {}
-    for place in np.flatnonzero(np.isnan(numbers[:-1])).tolist():
+    for index in np.flatnonzero(np.isnan(numbers[:-1])).tolist():
         try:
-            numbers[place] = read(different[place])
+            numbers[index] = read(different[index])
         except (ValueError, KeyError, OverflowError):
-            odd[different[place]] = int(np.argmax(codes == place))
+            odd[different[index]] = int(np.argmax(codes == index))
             if len(odd) > _TOLD:
                 break
     if odd:
@@ -458,7 +458,7 @@ def units_of(rows: pd.DataFrame | CodedRows) -> dict[str, list[str]]:
     if len(files) > 1 and any(file.units for file in files):
         labels = rows.table.labels_of(rows.rows) if isinstance(rows, CodedRows) else rows.index.to_numpy()
         ends = np.cumsum([file.rows for file in files])
-        files = [files[place] for place in np.unique(np.searchsorted(ends, labels, side="right"))]
+        files = [files[index] for index in np.unique(np.searchsorted(ends, labels, side="right"))]
     return units_by_column([dict(file.units) for file in files])
 
 

@@ -142,7 +142,7 @@ class Preparation(Fields, WordedModel):
         from piebald.data.preparation.transformer import names_out
 
         if self.text is not None:
-            return [f"{self.text.name}: token {place + 1}" for place in range(self.text.length)]
+            return [f"{self.text.name}: token {index + 1}" for index in range(self.text.length)]
         return self.names_in if self.form == "values" else names_out(self.columns)
 
     @property
@@ -181,7 +181,7 @@ class Preparation(Fields, WordedModel):
         counts = [len(column.categories) for column in coded if column.coding == "embedding"]
         # the transformer has them after all other inputs
         first = len(self.feature_names_out) - len(counts)
-        return {first + place: count for place, count in enumerate(counts)}
+        return {first + index: count for index, count in enumerate(counts)}
 
     @cached_property
     def transformer(self) -> ColumnTransformer:
@@ -308,9 +308,9 @@ class Preparation(Fields, WordedModel):
                 raise _unfit(frame, int(np.argmax(low)), column.name, "has no logarithm of 1 + x")
         inputs = np.asarray(self.transformer.transform(parsed), dtype=np.float64)
         if (far := np.argwhere(np.abs(inputs) > _FARTHEST)).size:
-            row, place = far[0]
+            row, index = far[0]
             raise _unfit(
-                frame, row, self.feature_names_out[place], "is too far from those of training rows for a model"
+                frame, row, self.feature_names_out[index], "is too far from those of training rows for a model"
             )
         return inputs.astype(np.float32)
 
@@ -348,20 +348,20 @@ class Preparation(Fields, WordedModel):
         import pandas as pd
 
         values = np.empty((len(parsed), len(self.columns)))
-        for place, column in enumerate(self.columns):
+        for index, column in enumerate(self.columns):
             if isinstance(column, CategoryColumn):
                 codes = {name: float(code) for code, name in enumerate(column.categories)}
                 words = parsed[column.name]
                 # a word that is no category has the number after the last one; a gap stays NaN
-                values[:, place] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
+                values[:, index] = words.map(codes).fillna(float(len(codes))).mask(words.isna()).astype(np.float64)
             elif isinstance(column, LabelColumn):
                 indexes, labels = pd.factorize(parsed[column.name])
                 numbers = numbered.setdefault(column.name, {})
                 # the last one is for gaps, whose index is -1
                 known = np.array([*(numbers.setdefault(label, len(numbers)) for label in labels), math.nan])
-                values[:, place] = known[indexes]
+                values[:, index] = known[indexes]
             else:
-                values[:, place] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
+                values[:, index] = parsed[f"{column.name}: days" if isinstance(column, DateColumn) else column.name]
         return values
 
     def outside_of_training(self, frame: pd.DataFrame) -> Iterator[str]:

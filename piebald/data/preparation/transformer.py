@@ -41,9 +41,9 @@ def groups(columns: Sequence[Column]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     for column in columns:
         if isinstance(column, NumericColumn | DateColumn):
-            for place, (name, numbers) in enumerate(column.parts.items()):
+            for index, (name, numbers) in enumerate(column.parts.items()):
                 # one indicator for a date, and not one for each of its parts
-                members.setdefault(f"parts {numbers.scale}" if place else f"numbers {numbers.scale}", []).append(name)
+                members.setdefault(f"parts {numbers.scale}" if index else f"numbers {numbers.scale}", []).append(name)
         else:
             members.setdefault(f"{column.kind} {getattr(column, 'coding', '')}".strip(), []).append(column.name)
     # embeddings come last, where `Preparation.embedded` looks for them
@@ -51,7 +51,7 @@ def groups(columns: Sequence[Column]) -> dict[str, list[str]]:
 
 
 def _order(group: str) -> int:
-    return next(place for place, kind in enumerate(("numbers", "parts", "boolean", "category one", "category"))
+    return next(index for index, kind in enumerate(("numbers", "parts", "boolean", "category one", "category"))
                 if group.startswith(kind))  # fmt: skip
 
 

@@ -55,8 +55,8 @@ class Decoded:
         # masks, slices and numbers all become places, by NumPy's rules
         places = np.arange(len(self))[rows].tolist()
         decoded = np.empty((len(places), *self.shape[1:]), dtype=KINDS[self.dtype])
-        for place, row in enumerate(places):
-            decoded[place] = self._read(row)
+        for index, row in enumerate(places):
+            decoded[index] = self._read(row)
         return torch.from_numpy(decoded)
 
     def dim(self) -> int:

@@ -96,7 +96,7 @@ class StatePacker:
         packed = [row[0] for row in rows if row.dim() == 2]
         fresh = {row.data_ptr(): row for row in rows if row.dim() == 1}.values()  # most often one for all
         bits = int(packed[0][0])
-        slots = [slot for place, slot in enumerate(self._slots) if bits >> place & 1]
+        slots = [slot for index, slot in enumerate(self._slots) if bits >> index & 1]
         heads = [row[: 1 + len(slots)].tolist() for row in packed]
         kinds = {(int(which), *(rows == _CLIENT_ROWS for rows in counts)) for which, *counts in heads}
         if len(kinds) > 1 or any(bool(row.any()) for row in fresh):
@@ -121,8 +121,8 @@ class StatePacker:
         Zeros for a client that was never asked.
         """
         rest, lengths, counts = self._rest(slots), list[int](), list[int]()
-        for place, (slot, from_client) in enumerate(zip(slots, by_row, strict=True)):
-            count = self.row_loader.size(client) if from_client else 0 if row.dim() == 1 else int(row[0, 1 + place])
+        for index, (slot, from_client) in enumerate(zip(slots, by_row, strict=True)):
+            count = self.row_loader.size(client) if from_client else 0 if row.dim() == 1 else int(row[0, 1 + index])
             counts.append(count)
             lengths += [0 if from_client else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
@@ -130,8 +130,8 @@ class StatePacker:
         numbers = row.new_zeros(()).expand(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
         own_numbers, *vectors = torch.split(numbers, lengths)
         parts = [own_numbers]
-        for place, (slot, from_client, count) in enumerate(zip(slots, by_row, counts, strict=True)):
-            x, d = vectors[2 * place : 2 * place + 2]
+        for index, (slot, from_client, count) in enumerate(zip(slots, by_row, counts, strict=True)):
+            x, d = vectors[2 * index : 2 * index + 2]
             parts += [x.view(0 if from_client else count, slot.shape[1]), d.view(count, slot.shape[0])]
         return parts
 

@@ -183,9 +183,9 @@ class Weights:
         some = self.matrices[0][0] if self.matrices else self.products[0][0]
         total = some.new_zeros(count)
         flat = [(m.flatten(-2), a if isinstance(a, float) else a.flatten()) for m, a in self.matrices]
-        for place, (m1, a) in enumerate(flat):
+        for index, (m1, a) in enumerate(flat):
             # each pair once, with the factor 2 for both of its orders
-            for m2, b in flat[: place + 1]:
+            for m2, b in flat[: index + 1]:
                 inner = (m1 * m2).sum(-1) if m1.dim() == m2.dim() else m2 @ m1 if m1.dim() == 1 else m1 @ m2
                 total += inner * a * b * (1 if m1 is m2 else 2)
         alone = Weights([], self.products)

@@ -135,8 +135,8 @@ class FactoredVectors(Tensor):
     def columns(self, start: int, stop: int) -> Tensor:
         """Some columns [c, stop - start]; whole layers only."""
         columns = self.own.new_empty(len(self), stop - start)
-        for here, place in _cut(self.spans, start, stop):
-            columns[:, here.start - start : here.stop - start] = self.own[:, place]
+        for here, index in _cut(self.spans, start, stop):
+            columns[:, here.start - start : here.stop - start] = self.own[:, index]
         written = set[int]()  # first columns of layers that have been written
         for gap in _gaps(self.spans, start, stop):
             self._sum_of_matrices(gap, columns[:, gap.start - start : gap.stop - start])
@@ -191,8 +191,8 @@ class FactoredVectors(Tensor):
                     total[gap].addcmul_(part, coefficients.sum())
                 else:
                     total[gap].add_(coefficients @ part)  # += would also copy it to itself
-        for here, place in self.spans:
-            total[here] = weights @ self.own[:, place]
+        for here, index in self.spans:
+            total[here] = weights @ self.own[:, index]
         together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # sums of factors with the same rows
         for factor, scale in self.factors:
             coefficients, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
@@ -212,8 +212,8 @@ class FactoredVectors(Tensor):
         """Lengths [c] of the change since `start`, where these are models that SGD ended with."""
         assert self.start is not None
         total = self.own.new_zeros(len(self))
-        for here, place in self.spans:
-            total += (self.own[:, place] - self.start.part(here)).square().sum(1)
+        for here, index in self.spans:
+            total += (self.own[:, index] - self.start.part(here)).square().sum(1)
         for layer in sorted({factor.slot.start for factor, _ in self.factors}):
             total += self.moved[layer]
         # squares of layers that are products are sums with both signs, which rounding may leave below 0

@@ -270,7 +270,7 @@ class TaskRunner:
         rows = self._clients.rows(self.client, split)
         leaves = [*pytree.leaves(rows.x), *pytree.leaves(rows.targets)]
         measured = [split, self.work.objective.name, self.work.objective.metric]
-        digest = shown_digest(measured, {str(place): leaf for place, leaf in enumerate(leaves)}).hex()
+        digest = shown_digest(measured, {str(index): leaf for index, leaf in enumerate(leaves)}).hex()
         try:
             return self._memory.remember(digest, self._terms, vectors)
         except OSError as error:

@@ -81,7 +81,7 @@ class ModelColumns:
         for name in {*self.categories} & {*self.numbers}:
             check_codes(name, self.categories[name])
         self.present, self._stated = list(dict.fromkeys([*self.numbers, *self.categories])), {**(categories or {})}
-        self._places = {name: str(place) for place, name in enumerate(self._columns.names)}
+        self._places = {name: str(index) for index, name in enumerate(self._columns.names)}
         # an input that has this name keeps it
         if target is not None and TARGET in self._places:
             self._places.setdefault(target, self._places[TARGET])

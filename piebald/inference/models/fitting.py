@@ -106,7 +106,7 @@ def _step(sums: Likelihood, names: Sequence[str], plan: ModelPlan, first: bool) 
     if width and values[0] <= max(1e-11 * values[-1], 1e-9):
         # the eigenvector of the smallest eigenvalue is the combination of columns that has no variance
         by_weight = np.argsort(-np.abs(vectors[:, 0]))
-        involved = [names[place] for place in by_weight if abs(vectors[place, 0]) > 0.1] if len(names) else ["these"]
+        involved = [names[index] for index in by_weight if abs(vectors[index, 0]) > 0.1] if len(names) else ["these"]
         where = "within each client" if plan.has_times and plan.stratified else "over all clients"
         reason = f"are constant or depend on each other {where}" if first else "separate the target"
         raise SettingError(f"the columns {', '.join(involved[:4])} {reason}: leave one of them out")

@@ -100,12 +100,12 @@ class NoisyPlan(NamedTuple):
 
     def _cells(self, rows: ModelRows, part: slice) -> Floats:
         groups = rows.x[part] if self.bounds else np.ones((len(rows.y[part]), 1))
-        place = np.searchsorted(np.array(self.ends), rows.time[part])
+        position = np.searchsorted(np.array(self.ends), rows.time[part])
         cells = np.zeros((len(groups), 2, groups.shape[1], len(self.ends) + 1))
         index = np.arange(len(groups))
         # only the first of groups that a row is in, so that it is in one cell
         group = np.argmax(groups > 0, axis=1)
-        cells[index, (rows.y[part] <= 0).astype(int), group, place] = groups.max(1) > 0
+        cells[index, (rows.y[part] <= 0).astype(int), group, position] = groups.max(1) > 0
         return cells.reshape(len(groups), -1)
 
     def _products(self, x: Floats, y: Floats) -> Floats:

@@ -95,8 +95,8 @@ def row_scores(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) ->
         terms, designs = terms_of(plan, rows.y, x, rows.offset, point)
         return likelihoods.row_scores(terms, designs, rows.weight)
     scores = np.zeros_like(x)
-    for place, part in partial_likelihoods(plan, rows, x, point):
-        scores[place] = part.scores
+    for index, part in partial_likelihoods(plan, rows, x, point):
+        scores[index] = part.scores
     return scores
 
 
@@ -159,8 +159,8 @@ def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -
     times, weight = rows.time[died], rows.weight[died]
     times = table[1][np.searchsorted(table[0], times)] if kind == TABLE else TRANSFORMS[int(kind)](times)
     residuals = np.zeros_like(x)
-    for place, part in partial_likelihoods(plan, rows, x, point[:width]):
-        residuals[place] = part.schoenfeld
+    for index, part in partial_likelihoods(plan, rows, x, point[:width]):
+        residuals[index] = part.schoenfeld
     return np.concatenate([[weight.sum(), weight @ times, weight @ times**2], (weight * times) @ residuals[died]])
 
 
@@ -324,8 +324,8 @@ def _schoenfeld_by_row(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Fl
     yield np.column_stack([weight, weight * times, weight * times**2])
     yield from _expected(plan, rows, rows.design(plan, scale), point[: plan.width])
     residuals = np.zeros((len(rows.y), plan.width))
-    for place, part in partial_likelihoods(plan, rows, rows.design(plan, scale), point[: plan.width]):
-        residuals[place] = part.schoenfeld
+    for index, part in partial_likelihoods(plan, rows, rows.design(plan, scale), point[: plan.width]):
+        residuals[index] = part.schoenfeld
     yield residuals * (weight * times)[:, None]
 
 

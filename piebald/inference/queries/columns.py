@@ -144,8 +144,8 @@ class StatisticsQuery(RowsQuery):
                 # thresholds may come in any order, and neighbours single rows out only when sorted: rows are counted
                 # between neighbouring ones, below the first and above the last
                 ends = np.sort(below, axis=1)
-                for place, between in enumerate(np.diff(ends, axis=1, prepend=0.0, append=count)):
-                    with _of_column(place, context.features):
+                for index, between in enumerate(np.diff(ends, axis=1, prepend=0.0, append=count)):
+                    with _of_column(index, context.features):
                         context.disclosure.check_counts(between)
             for part in () if self.keys else parts:
                 _check_columns(part, context.disclosure, context.features)
@@ -219,9 +219,9 @@ def _check_columns(table: Floats, rules: Disclosure, names: Sequence[str]) -> No
     """Refuse moments of columns [n, d] that few rows decide."""
     missing, infinite = np.isnan(table).sum(0), np.isinf(table).sum(0)
     counts = np.stack([len(table) - missing - infinite, missing, infinite])
-    for place, column in enumerate(table.T):
-        with _of_column(place, names):
-            rules.check_counts(counts[:, place])
+    for index, column in enumerate(table.T):
+        with _of_column(index, names):
+            rules.check_counts(counts[:, index])
             check_moments(column, rules)
 
 
@@ -296,8 +296,8 @@ class MaskedSumsQuery(SumsQuery, RowsQuery):
     @property
     def plan(self) -> SumPlan:
         """The sums; columns are named by their places."""
-        codes = {str(place): categories for place, categories in self.codes}
-        bounds = {str(place): ends for place, ends in enumerate(self.bounds) if ends is not None}
+        codes = {str(index): categories for index, categories in self.codes}
+        bounds = {str(index): ends for index, ends in enumerate(self.bounds) if ends is not None}
         if self.classes:
             codes[str(len(self.bounds))] = tuple(map(str, range(self.classes)))
         return SumPlan(bounds, self.bins, codes, [(str(first), str(second)) for first, second in self.tables])
@@ -362,7 +362,7 @@ class NoisySumsQuery(MaskedSumsQuery):
 
 def table_columns(table: Floats, client: str = "this client") -> ClientColumns:
     """Return the columns of a table [n, d], which are named by their places."""
-    numbers = {str(place): table[:, place] for place in range(table.shape[1])}
+    numbers = {str(index): table[:, index] for index in range(table.shape[1])}
     return ClientColumns(client, len(table), numbers, {})
 
 
@@ -547,7 +547,7 @@ def to_limbs(sums: Floats) -> Ints:
     # exact: a float is a ratio of whole numbers, so that only digits below 2^-128 are lost
     for numerator, denominator in (number.as_integer_ratio() for number in sums.tolist()):
         whole = (numerator << _LIMB_STEP) // denominator
-        limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(LIMBS - 1)]
+        limbs += [(whole >> _BITS * index) & ((1 << _BITS) - 1) for index in range(LIMBS - 1)]
         # an arithmetic shift: the sign is in the last part alone, and all others are 0 to 2^32 - 1
         limbs.append(whole >> _BITS * (LIMBS - 1))
     return np.array(limbs, dtype=np.int64)
@@ -557,5 +557,5 @@ def from_limbs(limbs: Floats) -> Floats:
     """Return the sums [k] from the sums of their parts over clients [6 k]."""
     parts = limbs.reshape(-1, LIMBS).tolist()
     # parts of many clients exceed 32 bits: they carry into the next one here, in whole numbers of any size
-    wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
+    wholes = [sum(int(part) << _BITS * index for index, part in enumerate(each)) for each in parts]
     return np.array([math.ldexp(float(whole), -_LIMB_STEP) for whole in wholes])

@@ -200,9 +200,9 @@ def summands(told: Answer, about: Sequence[tuple[float, float]]) -> Floats:
     assert not isinstance(told, KindsAnswer)
     logarithms = [told.logarithms[name] for name in sorted(told.logarithms)] if isinstance(told, PowersAnswer) else []
     sums = []
-    for place, column in enumerate(_moments(told)):
+    for index, column in enumerate(_moments(told)):
         rows = column.present
-        center, unit = about[place] if about else (0.0, FIRST_UNIT)
+        center, unit = about[index] if about else (0.0, FIRST_UNIT)
         mean, scatter = (column.mean - center) / unit, column.scatter / unit**2
         square = scatter + rows * mean**2
         sums.append([rows, column.missing, rows * mean, square if about else math.sqrt(rows * square)])

@@ -315,8 +315,8 @@ class MaskedTreeSumsQuery(SumsQuery, BoostingQuery):
         if self.ask in ("histograms", "loss"):
             forests = [*zip(*(self.forests_of(inputs, name, rows[0].x.shape[1]) for name in sent), strict=True)]
         sums = [
-            self._sums(inputs, held, place, *trees)
-            for place, (held, trees) in enumerate(zip(rows, forests, strict=True))
+            self._sums(inputs, held, index, *trees)
+            for index, (held, trees) in enumerate(zip(rows, forests, strict=True))
         ]
         if context.disclosure is not None:
             for of_client in sums:

@@ -108,7 +108,7 @@ class BoostedTrees(PooledResult):
         shares = gains / max(float(gains.sum()), 1e-300)
         # stable, so that columns without gains keep the table's order
         order = np.argsort(-shares, kind="stable")
-        return {self.encoding.columns[place]: float(shares[place]) for place in order}
+        return {self.encoding.columns[index]: float(shares[index]) for index in order}
 
     @checked
     def predict(self, rows: Any, client: str | None = None, tell: Tell = warn) -> NDArray[np.float64]:
@@ -159,8 +159,8 @@ class BoostedTrees(PooledResult):
         """Return a table of the main score of each client, with means as the last row."""
         heading = ["client", "rows", *(f"{self.metric} {name}" for name in self._scores)]
         rows: list[list[Any]] = [
-            [client, count, *(plain_value(scores[place][self.metric]) for scores in self._scores.values())]
-            for place, (client, count) in enumerate(zip(self.clients, self.rows, strict=True))
+            [client, count, *(plain_value(scores[index][self.metric]) for scores in self._scores.values())]
+            for index, (client, count) in enumerate(zip(self.clients, self.rows, strict=True))
         ]
         means = [plain_value(mean(scores, self.metric)) for scores in self._scores.values()]
         return ResultTable([*rows, ["(mean)", self.training_rows, *means]], heading, notes=self.notes)
@@ -182,8 +182,8 @@ class BoostedTrees(PooledResult):
             "mean": plain_value({name: mean(scores, self.metric) for name, scores in self._scores.items()}),
             "clients": plain_value(
                 {
-                    client: {"rows": self.rows[place], **{name: scores[place] for name, scores in self._scores.items()}}
-                    for place, client in enumerate(self.clients)
+                    client: {"rows": self.rows[index], **{name: scores[index] for name, scores in self._scores.items()}}
+                    for index, client in enumerate(self.clients)
                 }
             ),
         }

@@ -254,16 +254,16 @@ def _places(tree: dict[str, Any]) -> list[tuple[int, int]]:
 def _heap(tree: dict[str, Any], depth: int, rate: float) -> tuple[Floats32, Floats32]:
     """Return a tree of xgboost as a table, and the weight [nodes] that each node would have as a leaf."""
     table, weights = _single(depth), np.zeros(nodes(depth), dtype=np.float32)
-    for node, place in _places(tree):
+    for node, index in _places(tree):
         if tree["left_children"][node] >= 0:
             column, side = tree["split_indices"][node], tree["default_left"][node]
             gain = max(tree["loss_changes"][node], 0.0)
-            table[place, :3] = 2 * column + side, tree["split_conditions"][node], gain
+            table[index, :3] = 2 * column + side, tree["split_conditions"][node], gain
             # xgboost keeps the weights of inner nodes without the learning rate
-            weights[place] = np.float32(tree["base_weights"][node]) * np.float32(rate)
+            weights[index] = np.float32(tree["base_weights"][node]) * np.float32(rate)
         else:
-            table[place, :3] = LEAF, tree["split_conditions"][node], 0.0
-            weights[place] = tree["split_conditions"][node]
+            table[index, :3] = LEAF, tree["split_conditions"][node], 0.0
+            weights[index] = tree["split_conditions"][node]
     return table, weights
 
 
@@ -271,17 +271,17 @@ def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
     """Return the rows of each node from the leaves in which they end."""
     counts = np.bincount(ends, minlength=nodes(depth))
     # from the last node up: a parent comes before its children in a heap, so theirs are complete
-    for place in range(nodes(depth) - 1, 0, -1):
-        counts[(place - 1) // 2] += counts[place]
+    for index in range(nodes(depth) - 1, 0, -1):
+        counts[(index - 1) // 2] += counts[index]
     return counts.astype(np.float32)
 
 
 def _take_back(table: Floats32, weights: Floats32, least: int) -> None:
     """Take back splits that leave fewer than `least` rows on a side, and all nodes below them."""
     # from the root down, so that what lies below a split that was taken back goes with it
-    for place in range((len(table) - 1) // 2):
-        small = table[place, 0] >= 0 and min(table[2 * place + 1, 3], table[2 * place + 2, 3]) < least
+    for index in range((len(table) - 1) // 2):
+        small = table[index, 0] >= 0 and min(table[2 * index + 1, 3], table[2 * index + 2, 3]) < least
         if small:
-            table[place, :3] = LEAF, weights[place], 0.0
-        if small or table[place, 0] < 0:
-            table[[2 * place + 1, 2 * place + 2]] = ABSENT, 0.0, 0.0, 0.0
+            table[index, :3] = LEAF, weights[index], 0.0
+        if small or table[index, 0] < 0:
+            table[[2 * index + 1, 2 * index + 2]] = ABSENT, 0.0, 0.0, 0.0

@@ -68,7 +68,7 @@ def adopted(
             for row in rows:
                 adopted_names[row] = absent[best]
     for row, number in enumerate(adopted_names):
-        companions = [place for place, name in enumerate(adopted_names) if name == number and place != row]
+        companions = [index for index, name in enumerate(adopted_names) if name == number and index != row]
         earlier = known[row]
         # only newcomers and clients of absent clusters are placed: others were compared with their own clusters
         if number in absent or earlier not in (None, *absent):

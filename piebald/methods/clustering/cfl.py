@@ -72,8 +72,8 @@ class Cfl(Clustering):
             far, cosine = self.halved(inner, lengths)
             wide = self.gamma_max < math.sqrt(max(0.0, 1 - cosine) / 2)
             if wide and min(len(far), len(rows) - len(far)) >= self.least:
-                for place in far:
-                    labels[rows[place]] = fresh
+                for index in far:
+                    labels[rows[index]] = fresh
                 cuts.append({"group": label, "into": fresh, "mean": mean, "longest": longest, "cosine": cosine})
                 fresh += 1
         if cuts:  # together: of two notes with one name, a step keeps the last

@@ -352,7 +352,7 @@ class Distfl(Clustering):
         inside = np.flatnonzero(isolation <= self.far)
         near = matrix[np.ix_(inside, inside)]
         means = pair_means(
-            state, near, [clients[place] for place in inside.tolist()], version, self.remember, self.forget
+            state, near, [clients[index] for index in inside.tolist()], version, self.remember, self.forget
         )
         if len(clients) < FEW and self.clusters is None and self.threshold is None:
             # infinity links everybody: models of a first round differ by chance as much as by their data

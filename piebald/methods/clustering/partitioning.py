@@ -108,10 +108,10 @@ def by_gap(divergence: Matrix) -> ClusterSearch:
     if len(pairs) < 2:
         return ClusterSearch(np.zeros(count, dtype=np.int64))
     gaps = np.diff(pairs)
-    place = int(gaps.argmax())
-    threshold = float((pairs[place] + pairs[place + 1]) / 2)
+    index = int(gaps.argmax())
+    threshold = float((pairs[index] + pairs[index + 1]) / 2)
     # where all divergences are equal, their range is 0
-    score = float(gaps[place] / max(pairs[-1] - pairs[0], 1e-30))
+    score = float(gaps[index] / max(pairs[-1] - pairs[0], 1e-30))
     return dataclasses.replace(by_links(divergence, threshold), score=score)
 
 
@@ -215,11 +215,11 @@ def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -
     from scipy.optimize import linear_sum_assignment
 
     old = sorted({number for number in known if number is not None})
-    place = {number: column for column, number in enumerate(old)}
+    index = {number: column for column, number in enumerate(old)}
     shared = np.zeros((int(labels.max()) + 1, len(old)))
     for label, number in zip(labels.tolist(), known, strict=True):
         if number is not None:
-            shared[label, place[number]] += 1
+            shared[label, index[number]] += 1
     fresh = max([-1, *taken, *old]) + 1
     names: dict[int, int] = {}
     # the assignment also pairs clusters without a client in common, which is no identity

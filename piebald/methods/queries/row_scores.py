@@ -133,16 +133,16 @@ class NaiveScores(RowScores):
                 metrics[f"{model}/values"] = int((values != NO_VALUE).sum())
                 metrics |= {f"{model}/number": numbers[model]} if model in numbers else {}
         earlier = ((n, values) for n, values in remembered.items() if n != numbers.get("rows"))
-        for place, (number, values) in enumerate(earlier):
+        for index, (number, values) in enumerate(earlier):
             if (covariance := _covariance(answer.vectors["rows"], values)) is not None:
-                metrics |= {f"rows/earlier/{place}": number, f"rows/covariance/{place}": covariance}
+                metrics |= {f"rows/earlier/{index}": number, f"rows/covariance/{index}": covariance}
         return replace(answer, vectors={}, metrics=metrics)
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         answers, metrics = (NAIVE, NAIVE_OF_ALL), ("loss", *spec.objective.metrics)
         names = {f"{model}/{metric}" for model in answers for metric in metrics}
         names |= {f"{model}/{name}" for model in ("rows", *answers) for name in (STANDARD_ERROR, "values", "number")}
-        names |= {f"rows/{name}/{place}" for name in ("earlier", "covariance") for place in range(MOST_REMEMBERED)}
+        names |= {f"rows/{name}/{index}" for name in ("earlier", "covariance") for index in range(MOST_REMEMBERED)}
         return ResultForm({}, names, rows[self.split], 0)
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
@@ -211,9 +211,9 @@ class TrainingTotals(Query):
 
     def _ends(self, counts: Tensor) -> tuple[float, float]:
         """The edges between which the median lies."""
-        place = int(torch.searchsorted(counts.cumsum(0), (counts.sum() / 2).clamp_min(0.5)))
+        index = int(torch.searchsorted(counts.cumsum(0), (counts.sum() / 2).clamp_min(0.5)))
         last = len(self.edges) - 1  # where noise or gaps leave less than half a row, the place is beyond all edges
-        return self.edges[min(max(place - 1, 0), last)], self.edges[min(place, last)]
+        return self.edges[min(max(index - 1, 0), last)], self.edges[min(index, last)]
 
     @property
     def _counts_only(self) -> bool:

@@ -237,8 +237,8 @@ def counted(version: int, client: int, model: str, split: Split, matrix: Tensor)
     """
     classes, about = math.isqrt(len(matrix)), {"version": version, "client": client, "model": model, "split": split}
     return [
-        about | {"actual": place // classes, "predicted": place % classes, "count": int(count)}
-        for place, count in enumerate(matrix.tolist())
+        about | {"actual": index // classes, "predicted": index % classes, "count": int(count)}
+        for index, count in enumerate(matrix.tolist())
         # most cells are empty, and a table of C^2 rows for each client would be large
         if count
     ]

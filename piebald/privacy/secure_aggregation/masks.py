@@ -117,9 +117,9 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
     for start in range(0, len(vector), _PIECE):
         piece = vector[start : start + _PIECE]
         text = memoryview(zeros)[: len(piece) * width]
-        for place, stream in enumerate(streams):
+        for index, stream in enumerate(streams):
             mask = np.frombuffer(stream.update(text), vector.dtype)
-            if place < len(plus):
+            if index < len(plus):
                 piece += mask
             else:
                 piece -= mask
@@ -391,8 +391,8 @@ def _ring(members: tuple[int, ...], holders: int, context: bytes) -> tuple[tuple
     ring = tuple(sorted(members, key=lambda client: derive(context, "ring", client)))
     reach = (holders - 1) // 2
     return ring, {
-        client: tuple(sorted(ring[(place + step) % len(ring)] for step in range(-reach, reach + 1) if step))
-        for place, client in enumerate(ring)
+        client: tuple(sorted(ring[(index + step) % len(ring)] for step in range(-reach, reach + 1) if step))
+        for index, client in enumerate(ring)
     }
 
 

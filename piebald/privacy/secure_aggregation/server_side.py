@@ -280,11 +280,11 @@ class SecureRound:
         loss = decoded[1].item() / share * transform.loss_reach
         body = decoded[2:] * transform.reach
         vectors = {"model": transform.spread((body[:shared] * heaviest).float(), context)}
-        place = shared
+        index = shared
         for name, shape in (transform.vectors or {}).items():
             count = math.prod(shape)
-            vectors[name] = body[place : place + count].view(shape).float()
-            place += count
+            vectors[name] = body[index : index + count].view(shape).float()
+            index += count
         return PartialSum(weight, vectors, True, loss)
 
 

@@ -287,7 +287,7 @@ class Recorded:
         inputs, _ = pytree.arguments(batch)
         free_axes = tuple(_ROWS for _ in inputs)
         if len(inputs) > 1:
-            return cls(_Scores(module), inputs, (free_axes,), tuple(f"input_{place}" for place in range(len(inputs))))
+            return cls(_Scores(module), inputs, (free_axes,), tuple(f"input_{index}" for index in range(len(inputs))))
         # a module whose output is a tensor is exported as it is; others, such as those of transformers, need a wrapper
         with torch.no_grad():
             plain = isinstance(pytree.run(module, batch), Tensor)

@@ -192,7 +192,7 @@ def _codes(scope: Any, operator: Any, container: Any, empty: Collection[str]) ->
     rare = getattr(encoder, "infrequent_categories_", [None] * len(encoder.categories_))
     for column, categories, others in zip(operator.inputs, encoder.categories_, rare, strict=True):
         kept = [name for name in categories if others is None or name not in others]
-        codes = {name: place for place, name in enumerate(kept) if isinstance(name, str)}
+        codes = {name: index for index, name in enumerate(kept) if isinstance(name, str)}
         one_hot = hasattr(encoder, "infrequent_categories_")
         if len(codes) < len(kept):  # gaps are a category, the last one
             codes |= dict.fromkeys(empty, len(codes) if one_hot else int(encoder.encoded_missing_value))

@@ -84,7 +84,7 @@ class Scorer:
         outputs = np.concatenate([self._run(inputs[at : at + 1024]) for at in range(0, max(len(inputs), 1), 1024)])
         kind, names, temperature = (self.meaning[name] for name in ("kind", "names", "temperature"))
         if kind == "places":
-            return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
+            return {f"place {n}": np.array(names)[index] for n, index in enumerate(outputs.argmax(-1).T)}
         scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
         if kind == "classes":
             # less the largest, so that no exponential overflows
@@ -197,10 +197,10 @@ def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = No
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
             parts = _dates(_in_iso_form(cells, gaps, column.get("forms", ())), name, gaps)
-            for place, part in enumerate(part for part in DATE_PARTS if part in column["values"]):
+            for index, part in enumerate(part for part in DATE_PARTS if part in column["values"]):
                 learnt = column["values"][part]
-                group = f"parts {learnt['scale']}" if place else f"numbers {learnt['scale']}"
-                _put(groups, group, [_scaled(parts[part], learnt)], [] if place else missing)
+                group = f"parts {learnt['scale']}" if index else f"numbers {learnt['scale']}"
+                _put(groups, group, [_scaled(parts[part], learnt)], [] if index else missing)
         elif kind == "boolean":
             truths = [_truth(cell, name, row, gaps) for row, cell in enumerate(cells)]
             filled = [float(column["common"]) if truth is None else truth for truth in truths]
@@ -251,12 +251,12 @@ def _scaled(values: np.ndarray, learnt: Mapping[str, Any]) -> np.ndarray:
 
 def _coded(cells: list[str], column: Mapping[str, Any], gaps: set[str]) -> list[np.ndarray]:
     """Return a column for each category, or one with their numbers: -1 for others and -2 for gaps."""
-    numbers = {name: place for place, name in enumerate(column["categories"])}
+    numbers = {name: index for index, name in enumerate(column["categories"])}
     count, empty = len(numbers), -2 if column["gaps"] else -1
     codes = np.array([empty if cell in GAPS | gaps else numbers.get(cell, -1) for cell in cells], dtype=np.float64)
     if column["coding"] == "embedding":
         return [codes]
-    coded = [codes == place for place in range(count)]
+    coded = [codes == index for index in range(count)]
     coded += [codes == -2] if column["gaps"] else []
     coded += [codes == -1] if column["rare"] else []
     return [part.astype(np.float64) for part in coded]

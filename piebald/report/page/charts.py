@@ -103,7 +103,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         colour, dash = series(comparison.labels, label)
         # percentages as points: plotly has no format for a signed difference of percentages
         thin = [100 * value if shown.percent else value for value in thinned(differences, 300)]
-        shares = [place / max(1, len(thin) - 1) for place in range(len(thin))]
+        shares = [index / max(1, len(thin) - 1) for index in range(len(thin))]
         lines.append(Line(name=label, label=label, colour=colour, dash=dash, x=shares, y=thin))
     if not lines:
         return None
@@ -125,12 +125,12 @@ def partition(history: History) -> Chart | None:
     counts = [row["counts"] for row in history.clients if row["counts"]]
     if not counts:
         return None
-    classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
+    classes = history.meta.get("classes") or [str(index) for index in range(len(counts[0]))]
     rest = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     cells = Cells(
         # None stays blank, where 0 would have the lightest colour
-        z=[[row[place] or None for row in counts[:WIDE]] for place in range(len(counts[0]))],
+        z=[[row[index] or None for row in counts[:WIDE]] for index in range(len(counts[0]))],
         x=[short(history.names[row["client"]]) for row in history.clients if row["counts"]][:WIDE],
         y=[short(str(name)) for name in classes],
         unit="rows",
@@ -295,7 +295,7 @@ def _(mark: Cells, chart: Chart) -> list[dict[str, Any]]:
     if mark.groups:
         count = len(mark.groups)
         # plotly interpolates colours, so each group has its colour at both ends of its interval
-        ends = [[(place + end) / count, f"${colour}"] for place, colour in enumerate(mark.groups) for end in (0, 1)]
+        ends = [[(index + end) / count, f"${colour}"] for index, colour in enumerate(mark.groups) for end in (0, 1)]
         return [cells | {"colorscale": ends, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}]
     bar = {"thickness": 10, "outlinewidth": 0, "len": 1, "y": 0.5, "tickfont": _SOFT}
     bar |= {"title": {"text": mark.unit, "side": "right", "font": _SOFT}}

@@ -143,10 +143,10 @@ def dots(comparison: Comparison) -> Chart | None:
     # the bars are of shares of rows, and need the number of rows of each client
     counted = shown.name == COUNTED and all(row.test for row in clients)
     marks = []
-    for place, label in enumerate(ranked):
+    for index, label in enumerate(ranked):
         scored = [(position, row) for position, row in enumerate(clients) if label in row.values]
         # labels of a client are spread over half of its row
-        lift = 0.56 * (0.5 - (place + 0.5) / len(ranked))  # dots of a client that would be behind each other
+        lift = 0.56 * (0.5 - (index + 0.5) / len(ranked))  # dots of a client that would be behind each other
         ends = [wilson(row.values[label], row.test or 1) for _, row in scored] if counted else []
         marks.append(
             Dots(

@@ -33,10 +33,10 @@ _LISTED = 30  # clients that the table of excluded updates lists at most
 def section(comparison: Comparison, drawn: list[Chart]) -> str:
     """The section; empty where no run had more than one cluster or an excluded update."""
     pieces: list[str] = []
-    for place, (label, runs) in enumerate(comparison.by_label.items()):
+    for index, (label, runs) in enumerate(comparison.by_label.items()):
         history = runs[0]
         charts = [
-            chart for chart in (members(history, place), accuracy(history, place), divergence(history, place)) if chart
+            chart for chart in (members(history, index), accuracy(history, index), divergence(history, index)) if chart
         ]
         drawn += charts
         excluded = _excluded(history)

@@ -291,7 +291,7 @@ def spark(values: Sequence[float], label: str) -> Markup:
     wide = 96 / max(len(values) - 1, 1)
     return _block(
         "spark",
-        " ".join(f"{wide * place:.1f},{18 - 16 / height * (value - low):.1f}" for place, value in enumerate(values)),
+        " ".join(f"{wide * index:.1f},{18 - 16 / height * (value - low):.1f}" for index, value in enumerate(values)),
         label,
     )
 
@@ -368,7 +368,7 @@ def _scripts(charts: Sequence[Chart]) -> tuple[dict[str, Any], str]:
 def _style() -> str:
     def block(**palettes: tuple[str, ...]) -> str:
         variables = (
-            f"--{name}-{place}: {colour};" for name, colours in palettes.items() for place, colour in enumerate(colours)
+            f"--{name}-{index}: {colour};" for name, colours in palettes.items() for index, colour in enumerate(colours)
         )
         return f":root {{ {' '.join(variables)} }}"
 

@@ -38,7 +38,7 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
     }
     candidates = [_bars(comparison, name, *words) for name, words in described.items()]
     candidates += [
-        _weights(place, label, history) for place, (label, history) in enumerate(firsts.items()) if _moves(history)
+        _weights(index, label, history) for index, (label, history) in enumerate(firsts.items()) if _moves(history)
     ]
     present = [chart for chart in candidates if chart]
     drawn += present

@@ -113,8 +113,8 @@ def _work(store: RunStore) -> dict[int, list[tuple[str, int]]]:
     tasks: dict[int, list[tuple[str, int]]] = {}
     rows = store.query("SELECT client, sent_version, steps, status FROM result WHERE kind = 'train' ORDER BY id")
     for row in rows:
-        attempt = attempts.get(place := (row["client"], row["sent_version"]), 0)
-        attempts[place] = attempt + 1
+        attempt = attempts.get(index := (row["client"], row["sent_version"]), 0)
+        attempts[index] = attempt + 1
         if row["status"] in _COUNTED:
             name = f"{row['sent_version']}.{attempt}" if attempt else str(row["sent_version"])
             tasks.setdefault(row["client"], []).append((name, row["steps"] or 0))

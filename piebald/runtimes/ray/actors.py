@@ -173,7 +173,7 @@ class RayWorkerPool:
     ) -> tuple[list[StackResult], RunningSum]:
         shares = [share for share in share_out(costs, self.count * _CHUNKS) if share]
         answers = self._serve_chunks(
-            self._packed([[stacks[place] for place in share] for share in shares]), sum_request
+            self._packed([[stacks[index] for index in share] for share in shares]), sum_request
         )
         results: dict[int, StackResult] = {}
         total = RunningSum()
@@ -181,8 +181,8 @@ class RayWorkerPool:
             buffer = ObjectBuffer(answer["arrays"])
             results |= zip(share, (unpack_result(values, buffer) for values in answer["results"]), strict=True)
             # in the order of chunks and not of answers: float64 addition rounds by its order
-            total.add(answer["weight"], {name: buffer.get(place) for name, place in answer["sums"].items()})
-        return [results[place] for place in range(len(stacks))], total
+            total.add(answer["weight"], {name: buffer.get(index) for name, index in answer["sums"].items()})
+        return [results[index] for index in range(len(stacks))], total
 
     def close(self) -> None:
         """Keep idle actors for the next run, and stop the others."""
@@ -218,27 +218,27 @@ class RayWorkerPool:
         answers: dict[int, dict[str, Any]] = {}
         while len(answers) < len(chunks):
             while self._idle and waiting:
-                place = waiting.popleft()
-                self._send(self._idle.pop(), place, chunks[place], sum_request)
+                index = waiting.popleft()
+                self._send(self._idle.pop(), index, chunks[index], sum_request)
             done = self.connection.first([*self._serving], [*self._starting])
             if done in self._starting:
                 self._handle_started(done)
                 continue
-            actor, place = self._serving.pop(done)
+            actor, index = self._serving.pop(done)
             arrived, answer = self.connection.answer(done)
             if arrived:
                 self._idle.append(actor)
-                answers[place] = answer
+                answers[index] = answer
                 continue
             self._replace(actor)
-            waiting.appendleft(place)
-            deaths[place] += 1
-            if deaths[place] == _DEATHS:
+            waiting.appendleft(index)
+            deaths[index] += 1
+            if deaths[index] == _DEATHS:
                 raise RuntimeFault(
-                    f"Ray actors died {_DEATHS} times over the same {len(chunks[place].stacks)} stacks of clients; "
+                    f"Ray actors died {_DEATHS} times over the same {len(chunks[index].stacks)} stacks of clients; "
                     "often memory ran out: continue with `piebald resume`, if need be with fewer workers on a node"
                 )
-        return [answers[place] for place in range(len(chunks))]
+        return [answers[index] for index in range(len(chunks))]
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
         # shared ones as arguments of their own: Ray puts objects in place of references at the top level only

@@ -75,7 +75,7 @@ class ForkedWorkers:
             messages = self._messages(queue, stacks)
             begun.missing += len(messages)
             for places in messages:
-                load = sum(costs[place] for place in places)
+                load = sum(costs[index] for index in places)
                 worker.add(_Message(begun, places, load, last=places is messages[-1]))
         return self._taken
 
@@ -94,7 +94,7 @@ class ForkedWorkers:
                 total.add(weight, vectors)
                 # after the addition: the sums are views of memory that the worker may then write to again
                 worker.release(part)
-        return [begun.results[place] for place in range(len(begun.stacks))], total
+        return [begun.results[index] for index in range(len(begun.stacks))], total
 
     def _messages(self, queue: Sequence[int], stacks: Sequence[ClientStack]) -> list[list[int]]:
         """Split a worker's stacks into messages that fit into its shared memory."""
@@ -153,7 +153,7 @@ class _Message:
 
     def plain(self, inbox: Arena) -> dict[str, Any]:
         """As it is sent: values that point into the inbox."""
-        request, stacks = self.begun.sum_request, [self.begun.stacks[place] for place in self.places]
+        request, stacks = self.begun.sum_request, [self.begun.stacks[index] for index in self.places]
         inbox.clear(self.part)
         return {
             "sum_request": None if request is None else {"weight": request.weight.table(), "limit": request.limit},

@@ -303,11 +303,11 @@ class _BfvEvaluator(Evaluator):
         plan, he = self.layout(size), self.he
         baby = steps(plan.columns)[0]
         sums: list[dict[int, Any]] = [{} for _ in range(plan.outputs)]  # by giant step, in the transformed domain
-        for place, blob in enumerate(split(encrypted, plan.inputs, "statistics")):
-            count = min(baby, plan.tail if place == plan.inputs - 1 else plan.columns)
+        for index, blob in enumerate(split(encrypted, plan.inputs, "statistics")):
+            count = min(baby, plan.tail if index == plan.inputs - 1 else plan.columns)
             rotated = self._rotated(he.ciphertext(blob, "statistics", he.top), count, plan.block)
             for total, row in zip(sums, prepared, strict=True):
-                plains = row[place] if isinstance(row[place], list) else self._plains(row[place], plan)
+                plains = row[index] if isinstance(row[index], list) else self._plains(row[index], plan)
                 for number, plain in enumerate(plains):
                     self._add(total, number // baby, rotated[number % baby], plain)
         masks = uniform(plan.outputs * he.degree, he.t).reshape(plan.outputs, -1)
@@ -382,5 +382,5 @@ def _diagonals(block: Ints, baby: int) -> Ints:
     """
     half, columns = len(block) // 2, block.shape[1]
     number, line = np.arange(columns), np.arange(half)[:, None]
-    place, column = (line - number // baby * baby) % half, (line + number % baby) % columns
-    return np.concatenate([block[place, column], block[half + place, column]])
+    index, column = (line - number // baby * baby) % half, (line + number % baby) % columns
+    return np.concatenate([block[index, column], block[half + index, column]])

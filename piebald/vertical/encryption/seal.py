@@ -226,7 +226,7 @@ class SealContext:
             plain = self.encode(first)
             count = plain.coeff_count()
             source = np.zeros(self.degree, dtype=np.int64)
-            source[:count] = [plain.data(place) for place in range(count)]
+            source[:count] = [plain.data(index) for index in range(count)]
             places = np.arange(self.degree)
             indicators = np.empty((self.row // width, self.degree + 1), dtype=np.int64)
             for number, indicator in enumerate(indicators):
