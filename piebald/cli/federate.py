@@ -351,8 +351,9 @@ def stop(
     ],
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
-    """Stop a server or a site cleanly; finished rounds and tasks are saved."""
+    """Stop a run, a server or a site cleanly, also one in a container; finished rounds and tasks are saved."""
     from piebald.federation.operate.status import is_visible, running_process
+    from piebald.storage.lock import ask_to_stop
 
     if not folder.is_dir():
         raise SettingError(f"there is no folder {shown(str(folder))}: give a run folder, or a folder of credentials")
@@ -360,17 +361,18 @@ def stop(
     if pid is None:
         return print(f"nothing is running in {folder}")
     if not is_visible(pid, folder) and running_process(folder) == pid:
-        raise SettingError(
-            f"the process that uses {folder} is none of yours on this machine: it may be in a container, or elsewhere; "
-            "stop it there"
-        )
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-        os.kill(pid, signal.SIGTERM)
+        ask_to_stop(folder)  # in a container its number is a stranger's here, so it looks for a file
+    else:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + wait
     # by its number: a service may have started another process meanwhile
     while running_process(folder) == pid:
         if time.monotonic() > until:
-            raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
+            raise SettingError(
+                f"process {pid}, which may be in a container or on another machine, has not ended within {wait:g} "
+                "seconds: it has been asked to, so wait longer, or inspect it there"
+            )
         time.sleep(0.1)
     print(f"stopped process {pid}")
 

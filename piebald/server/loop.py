@@ -68,6 +68,7 @@ from piebald.server.records import (
 )
 from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake, by_extremes
 from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
+from piebald.storage.lock import heed_stop
 
 
 class ServerLoop:
@@ -164,6 +165,7 @@ class ServerLoop:
         self._evaluate_if_due()
         scheduler, view = self.recipe.scheduling, self._view()
         while not self._over():
+            heed_stop()
             count = scheduler.num_to_request(view)
             if not self._requested:
                 self._excluded_before = len(self.client_pool.excluded)

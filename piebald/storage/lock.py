@@ -1,4 +1,8 @@
-"""A lock that allows one writer for each run folder."""
+"""A lock that allows one writer for each run folder, and how its holder is asked to let it go.
+
+Whoever can write to the folder asks by a file (`ask_to_stop`), also from another container or machine, where the
+number of the holder's process is nobody's or a stranger's.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ try:
 except ImportError:  # Windows: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
+
+STOP = "run.stop"  # there while the holder is asked to stop; what is in it does not matter
 
 # the locks of this process, which its forked workers inherit and have to let go
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
@@ -64,6 +70,23 @@ def create_new(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
 
 
+def ask_to_stop(folder: Path) -> None:
+    """Ask whoever holds the lock of a folder to stop, as Ctrl-C does."""
+    create_new(folder / STOP)
+
+
+def heed_stop() -> None:
+    """Stop, as by Ctrl-C, where this process is asked to let go of a folder; for its main thread.
+
+    Raises:
+        KeyboardInterrupt: it is asked.
+    """
+    for lock in list(_held):
+        if lock.is_unwanted():
+            lock.forget_requests()  # what happens while it ends is not interrupted again
+            raise KeyboardInterrupt
+
+
 class RunLock:
     """An exclusive lock on `run.lock`, held until `release` or until the process dies.
 
@@ -76,6 +99,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         refuse_links(folder)
+        self._stop = folder / STOP
         # not truncated before the lock is held, since the file names the holder to whoever is refused
         self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         _held.add(self)
@@ -93,6 +117,16 @@ class RunLock:
             return
         os.ftruncate(self._handle, 0)
         os.write(self._handle, str(os.getpid()).encode())
+        self.forget_requests()  # to the holder before
+
+    def is_unwanted(self) -> bool:
+        """Return whether its holder is asked to stop."""
+        return self._handle is not None and os.path.lexists(self._stop)
+
+    def forget_requests(self) -> None:
+        """Take away the file by which somebody has asked for a stop."""
+        with suppress(OSError):
+            self._stop.unlink()
 
     def release(self) -> None:
         """Release the lock, and take this process's number out of the file.  May be called twice."""

@@ -34,12 +34,20 @@ from piebald.federation.operate import page_server, run_view, status
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page
 from piebald.federation.operate.run_view import RunView, Viewer, exposition, page
-from piebald.federation.operate.status import RUN, check_health, killed_process, read_status, status_values
+from piebald.federation.operate.status import (
+    RUN,
+    check_health,
+    killed_process,
+    read_status,
+    running_process,
+    status_values,
+)
 from piebald.federation.site.client_session import ClientSession
-from piebald.storage.lock import RunLock
+from piebald.storage.lock import STOP, RunLock
 from piebald.storage.store import RunStore
+from tests import processes
 
-from .conftest import Server, Sites, provisioned, until
+from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
 
 pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
 HOSTILE = "<script>alert(1)</script>\x1b[2J\"'"
@@ -522,8 +530,45 @@ def test_stop_signals_no_stranger(
             file.flush()
             fcntl.flock(file, fcntl.LOCK_EX)
             assert main(["stop", str(tmp_path), "--wait", "0"]) == 2
-        assert "is none of yours on this machine" in capsys.readouterr().err
+        assert "it has been asked to" in capsys.readouterr().err
+        assert (tmp_path / STOP).exists()
     assert signalled == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["a run", "a server that waits for its run", "a queue", "a site"])
+def test_a_process_of_another_container_stops_by_a_file(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is asked by its run folder or by its credentials, and its number means nothing where it is asked."""
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger was signalled"))
+    monkeypatch.setattr(status, "is_visible", lambda *_: False)
+    folder, run, file = provisioned(tmp_path / "credentials"), tmp_path / "run", tmp_path / "experiment.toml"
+    file.write_text(settings({"name": "fedavg"}, rounds=1_000_000, evaluate={"every": 0}).text())
+    words, asked = {
+        "a run": (["run", file, "--out", run], run),
+        "a server that waits for its run": (["server", folder / "server", file, "--out", run], run),
+        "a queue": (["server", folder / "server"], folder / "server"),
+        "a site": (["client", folder / "site-1"], folder / "site-1"),
+    }[what]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as output:
+        process = processes.Popen(processes.command(*words), stdout=output, stderr=output, env=ENVIRONMENT)
+    try:
+        until(lambda: running_process(asked) == process.pid or process.poll() is not None)
+        if what == "a run":
+            until(lambda: (run / "run.db").exists())
+        assert main(["stop", str(asked), "--wait", "100"]) == 0, log.read_text()
+        process.wait(100)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode in (0, 130), log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert not (asked / STOP).exists()
+    if what == "a run":
+        with RunStore.open_read_only(run) as store:
+            assert store.meta["status"] == "stopped"
 
 
 def test_a_server_on_a_full_disk_lives(

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from piebald.contracts import Checkpoint, Device
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.storage import run_folder, schema, tensor_files
+from piebald.storage.lock import RunLock, ask_to_stop, heed_stop
 from piebald.storage.store import RunStore
 
 
@@ -425,3 +426,16 @@ def test_temperatures_that_are_none_are_replaced(tmp_path: Path, text: str) -> N
     run_folder.write_fitted(tmp_path, 3, "client 1", 2.0)
     assert run_folder.read_fitted(tmp_path, 3, "global") == 1.5
     assert run_folder.read_fitted(tmp_path, 4, "global") is None
+
+
+def test_a_holder_is_asked_once_and_only_about_what_it_holds(tmp_path: Path) -> None:
+    ask_to_stop(tmp_path)  # the one before, who has ended without a look at it
+    lock = RunLock(tmp_path)
+    heed_stop()
+    ask_to_stop(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        heed_stop()
+    heed_stop()
+    lock.release()
+    ask_to_stop(tmp_path)
+    heed_stop()

@@ -44,6 +44,7 @@ from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.status import lives
 from piebald.methods.client_work import ClientWork
 from piebald.storage import lease
+from piebald.storage.lock import heed_stop
 from piebald.version import __version__
 
 _TOP_PAD, _MMAP_THRESHOLD = -2, -3  # of mallopt(3)
@@ -148,8 +149,7 @@ class FederationServer:
         shared = self.shared
         with self._changed:
             while True:
-                shared.threads.check()
-                self._check_willing()
+                self._check()
                 result = shared.pop_result()
                 if result is not None:
                     return result
@@ -249,6 +249,12 @@ class FederationServer:
 
     # -- presence of sites
 
+    def _check(self) -> None:
+        """Raise what ends the waiting: a thread that has failed, somebody who asks to stop, sites that all refuse."""
+        self.shared.threads.check()
+        heed_stop()
+        self._check_willing()
+
     def _wait_for_sites(self) -> None:
         """Wait until enough sites are present to begin, and later while too few of them belong to the run."""
         self.shared.started = True
@@ -288,8 +294,7 @@ class FederationServer:
         """Wait until something holds of the sites, and say once which of them are missing."""
         warn_at = time.monotonic() + 5  # the heartbeat repeats it
         while not holds():
-            self.shared.threads.check()
-            self._check_willing()
+            self._check()
             if time.monotonic() > warn_at:
                 warn_at, present = float("inf"), self.shared.ready_clients()
                 missing = [member.name for number, member in enumerate(self.shared.members) if number not in present]

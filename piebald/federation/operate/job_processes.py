@@ -35,7 +35,7 @@ from piebald.federation.operate.status import give_sign, lives, running_process
 from piebald.settings.toml_document import Document
 from piebald.storage import lease
 from piebald.storage.lease import Lease
-from piebald.storage.lock import RunLock
+from piebald.storage.lock import RunLock, heed_stop
 from piebald.storage.run_folder import refuse_occupied
 
 LOOK = 0.5  # seconds between two looks at the queue
@@ -105,6 +105,7 @@ class JobProcesses:
         while True:
             lives(self._server.folder)
             self._lease.beat()
+            heed_stop()
             for slot, job in list(self._jobs.items()):
                 self._look_at(slot, job)
             self._start_those_that_fit()

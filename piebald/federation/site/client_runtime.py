@@ -43,6 +43,7 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.storage.lock import heed_stop
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
@@ -122,6 +123,7 @@ class FederationClient:
         try:
             while not self._over.is_set():
                 expiry.look()
+                heed_stop()
                 # before the hello: what changes while it is said asks for another one at once
                 self._hello_due.clear()
                 self._disk.attempt("what the server says", self._say_hello)
