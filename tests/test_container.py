@@ -47,7 +47,9 @@ def test_the_container_has_no_rights_and_one_volume() -> None:
     assert LAST["VOLUME"] == LAST["WORKDIR"] == "/data"
     assert LAST["STOPSIGNAL"] == "SIGTERM"
     assert json.loads(LAST["ENTRYPOINT"]) == health()[:1] == ["piebald"]
-    assert parse(health()[1:]) == {"folder": Path("/data"), "check": True, "as_json": False, "wide": False}
+    asked = parse(health()[1:])
+    assert asked.items() >= {"folder": Path("/data"), "check": True}.items()
+    assert asked["status_port"] is None  # it looks, and serves no page
     for name, words in INSTRUCTIONS:
         if name == "COPY" and "--from" not in words:
             assert [one for one in words.split()[:-1] if not (DEPLOY.parent / one).exists()] == []

@@ -235,11 +235,11 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
     for name in ("end_with_parent", "take_connections"):  # which this process is not to do
         monkeypatch.setattr(f"{jobs}.{name}", lambda *_: None)
     with pytest.raises(SettingError, match=r"step 3 could not be .*1 MB are free in /srv.* piebald server"):
-        queueing.serve_job(own.folder, 1, 0, SharedOptions(quiet=True))
+        queueing.serve_job(own.folder, 1, 0, 0, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "running"  # which the next start goes on with
     room = Check("disk", True, "there is room")
     monkeypatch.setattr("piebald.federation.operate.machine_checks.check_space", lambda _: room)
-    queueing.serve_job(own.folder, 1, 0, SharedOptions(quiet=True))
+    queueing.serve_job(own.folder, 1, 0, 0, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "failed"  # where there is room, it was something else
 
 
