@@ -82,6 +82,7 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.full
 def test_every_module_is_found_under_its_name() -> None:
     """No function of a package has the name of a module in it, by which `import X as m` would give the function."""
     program = """
@@ -154,6 +155,7 @@ def test_no_private_name_is_imported_from_another_module():
     assert private == []
 
 
+@pytest.mark.full
 def test_modules_import_each_other_in_no_circle():
     """Neither in the package nor in a benchmark; imports that only types need count, and those in functions."""
     benchmarks = {file.parent for file in (ROOT / "benchmarks").glob("*/run.py")}

@@ -54,6 +54,7 @@ def test_signals_end_it(how: int) -> None:
     assert (b"KeyboardInterrupt" in errors) == (how == signal.SIGINT)
 
 
+@pytest.mark.full
 def test_an_error_is_printed_and_a_loader_serves_again() -> None:
     for _ in range(2):
         done = processes.run([sys.executable, "-c", "1 / 0"], capture_output=True, text=True)

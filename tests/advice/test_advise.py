@@ -461,6 +461,7 @@ def test_what_cannot_be_learned_is_refused_before_any_training() -> None:
         advise(each, models.build_model("mlp", (3,), 2), rounds=2)
 
 
+@pytest.mark.full
 def test_training_alone_is_stopped_where_validation_rows_are_best(tmp_path: Path) -> None:
     """With this rate it diverges from its best model, and the answer has it as it was then."""
     rng = np.random.default_rng(8)

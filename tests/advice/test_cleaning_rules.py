@@ -42,6 +42,7 @@ def expected() -> dict[str, Any]:
     return tables
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("separators", [",\t;", ";;;", "\t|\t"])
 def test_rules_that_make_the_trio_alike_are_proposed(tmp_path: Path, separators: str) -> None:
     write_raw(tmp_path, truth(), separators)
@@ -81,6 +82,7 @@ def rules_of(tables: dict[str, list[Any]], target: str = "ill") -> Cleaning:
 RNG = np.random.default_rng(1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "a", "b"), ("b", "c", "a")])
 def test_the_unit_that_sites_without_one_mean_is_taken(order: tuple[str, ...]) -> None:
     kilograms = RNG.normal(76, 12, 60).round(1)

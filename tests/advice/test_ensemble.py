@@ -78,6 +78,7 @@ def of_member(member: EnsembleMember, clients: Clients, model: nn.Module, split:
     return np.stack([answer[1].softmax(1).numpy() for answer in answers if answer is not None])
 
 
+@pytest.mark.full
 def test_members_are_added_while_the_mean_is_better_on_validation_rows_and_tested_once(
     answer: tuple[Advice, Clients, nn.Module, Path],
 ) -> None:
@@ -108,6 +109,7 @@ def examples(folder: Path, version: int = 1) -> int:
         return sum(row["examples"] for row in history.results if row["kind"] == "train" and row["version"] == version)
 
 
+@pytest.mark.full
 def test_members_are_trained_once_more_on_the_rows_that_they_were_chosen_by_and_never_on_test_rows(
     answer: tuple[Advice, Clients, nn.Module, Path],
 ) -> None:
@@ -198,6 +200,7 @@ def predicted(folder: Path, rows: Path, client: str, out: Path) -> np.ndarray[An
     return np.asarray(pd.read_csv(out)[["no", "yes"]].to_numpy())
 
 
+@pytest.mark.full
 def test_its_folder_predicts_the_mean_of_its_members_by_their_shares(
     from_table: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -214,6 +217,7 @@ def test_its_folder_predicts_the_mean_of_its_members_by_their_shares(
         assert predicted(folder, rows, client, tmp_path / f"{client}.csv") == pytest.approx(mean, abs=1e-5)
 
 
+@pytest.mark.full
 def test_an_ensemble_is_exported_to_onnx_with_the_same_answers(from_table: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -167,6 +167,7 @@ def test_few_rows_say_little_of_their_own_noise(rows: int, named: bool) -> None:
     assert said == ["Not better than one answer for every row by any method: s7: are the labels right?"] * named
 
 
+@pytest.mark.full
 def test_the_answer_names_sites_with_targets_far_from_all_others() -> None:
     """The look says it, too, and before training; who reads the answer alone must know why all methods are alike."""
     draw = np.random.default_rng(0)

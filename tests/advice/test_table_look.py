@@ -122,6 +122,7 @@ def test_an_unknown_column_is_one_sentence(file: Path, change: dict[str, str], m
         look_at_table(file, **{"client": "hospital", "target": "ill"} | change)
 
 
+@pytest.mark.full
 def test_a_table_is_asked_about_in_one_line(
     file: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:

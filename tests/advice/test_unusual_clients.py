@@ -101,6 +101,7 @@ def test_a_budget_for_not_even_one_rung_still_trains_the_measure_of_the_others()
     assert "What more rows would change was not tried: the budget was used up." in " ".join(found.details().split())
 
 
+@pytest.mark.full
 def test_a_site_of_twenty_rows_that_contradicts_is_named_by_its_training_rows_as_well() -> None:
     rng = np.random.default_rng(4)
     given = {f"site {number}": parts(rng, train=100, validation=40, test=20) for number in range(5)}
@@ -110,6 +111,7 @@ def test_a_site_of_twenty_rows_that_contradicts_is_named_by_its_training_rows_as
     assert "tiny" in found.text()
 
 
+@pytest.mark.full
 def test_names_are_shown_as_they_are_and_run_nothing(tmp_path: Path) -> None:
     some = {"train": 40, "validation": 20, "test": 20}
     found = advised(clients_of([some] * len(ODD), ODD), out=tmp_path / "advice")
@@ -126,6 +128,7 @@ def test_names_are_shown_as_they_are_and_run_nothing(tmp_path: Path) -> None:
     assert [one["client"] for one in kept["clients"]] == ODD
 
 
+@pytest.mark.full
 def test_of_many_clients_that_lose_few_are_named() -> None:
     some = {"train": 40, "validation": 20, "test": 20}
     found = advised(clients_of([some] * 3))

@@ -164,6 +164,7 @@ def test_rows_are_kept_only_of_runs_near_the_truth(
         assert [rows.tolist() for rows in kept[part]] == [rows.astype(float).tolist() for rows in own]
 
 
+@pytest.mark.full
 def test_leaders_of_the_leaderboard_are_raced_apart_from_the_grid(
     parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_portfolio_serves_federations_of_every_kind(parts: tuple[Any, Any, Any
     assert [one.name for one in score.without(made, "exam")] == ["heart", "office"]
 
 
+@pytest.mark.full
 def test_the_portfolio_of_the_package_is_the_one_that_is_learned(
     parts: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

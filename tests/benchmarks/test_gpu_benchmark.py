@@ -46,6 +46,7 @@ def test_what_was_measured_before_the_time_was_up_is_kept_and_continued(tmp_path
     assert "fedavg, batched" in page
 
 
+@pytest.mark.full
 def test_a_device_that_is_not_here_is_refused_in_one_sentence(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -27,6 +27,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_sentences_follow_from_the_tables(tmp_path: Path) -> None:
     """Before, the text had FedAvg lose 1.7 and 11.3 points on traffic, and the tables 1.5 and 12.2."""
     program = """
@@ -48,6 +49,7 @@ print(*("-7.7 [-8.8, -6.6]" in block(prose.fill(one), "claims") for one in (text
     assert run("-c", program).split() == ["0", "1", "False", "True"]
 
 
+@pytest.mark.full
 def test_a_verdict_has_a_size_for_each_cohort() -> None:
     program = """
 import prose

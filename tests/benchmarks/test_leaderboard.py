@@ -141,6 +141,7 @@ def test_rows_in_one_place_keep_the_order_of_clients(board: SimpleNamespace, fed
     assert np.array_equal(unpacked_values(about["naive"])[: about["test"][0]], expected)
 
 
+@pytest.mark.full
 def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation: Any) -> None:
     clients = federation.clients()
     line = board.competition.run_one(federation, clients, board.methods.BY_NAME["knn_per"], 1, 0)
@@ -153,6 +154,7 @@ def test_neighbours_and_a_network_of_its_own(board: SimpleNamespace, federation:
     )
 
 
+@pytest.mark.full
 def test_methods_without_rounds_have_the_time_of_the_rounds(board: SimpleNamespace, federation: Any) -> None:
     """On unequal devices, where fast ones need not wait; everywhere else they are not compared."""
     unequal, runs, by_name = dataclasses.replace(federation, slow=True), board.competition, board.methods.BY_NAME
@@ -174,6 +176,7 @@ def test_the_network_for_text_reads_the_order_of_characters(board: SimpleNamespa
     assert not torch.allclose(scores[0], scores[1])
 
 
+@pytest.mark.full
 def test_patients_are_scored_by_the_pairs_that_are_known(board: SimpleNamespace) -> None:
     """A concordance has no single rows; the Kaplan-Meier curve is right in half of the pairs."""
     random, parts = np.random.default_rng(3), {}
@@ -281,6 +284,7 @@ def test_the_page_says_what_the_runs_say(board: SimpleNamespace, made_up: list[t
     assert all((board.docs / "images" / name).stat().st_size > 5000 for name in board.page.IMAGES)
 
 
+@pytest.mark.full
 def test_tiers_beside_the_small_one_have_a_table_of_a_few_methods(
     board: SimpleNamespace, made_up: list[tuple[str, str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +380,7 @@ def simulate(random: np.random.Generator, gains: dict[str, float], clients: int,
     return scores
 
 
+@pytest.mark.full
 def test_a_method_ten_points_ahead_is_told_apart_from_local(board: SimpleNamespace) -> None:
     """With 10 clients of 50 test rows, beside 44 methods that are not ahead, in nine of ten federations."""
     random, times = np.random.default_rng(4), 20
@@ -389,6 +394,7 @@ def test_a_method_ten_points_ahead_is_told_apart_from_local(board: SimpleNamespa
     assert told >= 0.9 * times
 
 
+@pytest.mark.full
 def test_methods_that_are_alike_are_rarely_told_apart(board: SimpleNamespace) -> None:
     """Not from Local, and none of them is called behind the leader, though the leader is the luckiest."""
     random, times = np.random.default_rng(5), 30
@@ -411,6 +417,7 @@ def test_the_effective_number_is_that_of_independent_or_of_equal_comparisons(boa
     assert norm.isf(0.025 / number) == pytest.approx(2.64, abs=0.06)
 
 
+@pytest.mark.full
 def test_choice_by_validation_finds_no_gain_where_there_is_none(board: SimpleNamespace) -> None:
     """Of 12 equal methods the best by validation rows gains nothing on test rows; by test rows it would seem to."""
     random, honest, flattered = np.random.default_rng(7), [], []

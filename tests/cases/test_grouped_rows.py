@@ -38,11 +38,13 @@ def visits(seed: int = 3) -> pandas.DataFrame:
     return pandas.DataFrame(rows, columns=["hospital", "patient", "visit", *FEATURES, "ill"])
 
 
+@pytest.mark.full
 def test_patients_with_several_visits_are_on_one_side(from_file: FromFile) -> None:
     """The diagnosis is a coin, so that half of the answers are right."""
     assert from_file(FILE, visits(), "split.group=patient").accuracy < 0.65
 
 
+@pytest.mark.full
 def test_patients_on_both_sides_are_said(from_file: FromFile, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert from_file(FILE, visits()).accuracy > 0.8
@@ -74,6 +76,7 @@ def test_later_visits_are_tested_where_an_order_is_named() -> None:
         assert all(float(early.max()) <= float(late.min()) for early, late in pairwise(sides))
 
 
+@pytest.mark.full
 def test_named_hospitals_are_held_out_and_fitted_to_afterwards(from_file: FromFile) -> None:
     text = FILE + 'unseen = ["east"]\npartition = { kind = "by_owner", owner = "hospital", validation = 0.1 }\n'
     run = from_file(text.replace("rounds = 12", "rounds = 2").replace("every = 12", "every = 0"), visits())

@@ -222,6 +222,7 @@ def test_scores_are_those_of_scikit_learn_with_sample_weights() -> None:
     )
 
 
+@pytest.mark.full
 @few
 @given(st.lists(st.integers(1, 4), min_size=6, max_size=12), st.integers(0, 99))
 def test_every_metric_of_a_row_twice_is_that_of_its_weight(weights: list[int], seed: int) -> None:

@@ -50,6 +50,7 @@ def spent(run: piebald.Run) -> list[float]:
     return [row["epsilon"] for row in run.spent]
 
 
+@pytest.mark.full
 def test_as_many_rounds_as_epsilon_allows(from_file: FromFile, tmp_path: Path) -> None:
     run = from_file(FILE, None, "recipe.batch=20", out=tmp_path / "run")
     assert run.final["rounds"] == 14  # a fifteenth would be 8.176
@@ -58,6 +59,7 @@ def test_as_many_rounds_as_epsilon_allows(from_file: FromFile, tmp_path: Path) -
     assert stated["epsilon_pld"] == pytest.approx(spent(run)[-1], rel=1e-3)
 
 
+@pytest.mark.full
 def test_clients_that_are_drawn_by_chance_spend_less() -> None:
     """The last round fits, and one more would not."""
     made = recipes.fedavg(lr=0.1).with_(aggregation="equal_weighted", transforms=[NOISE])
@@ -70,6 +72,7 @@ def test_clients_that_are_drawn_by_chance_spend_less() -> None:
         assert spent(ended)[-1] <= budget
 
 
+@pytest.mark.full
 def test_an_extended_run_goes_on_counting_and_keeps_its_limit(tmp_path: Path) -> None:
     whole = private(ROWS, rounds=4)
     budget = (spent(whole)[2] + spent(whole)[3]) / 2
@@ -78,6 +81,7 @@ def test_an_extended_run_goes_on_counting_and_keeps_its_limit(tmp_path: Path) ->
     assert spent(piebald.resume(tmp_path, CLIENTS, model, rounds=30)) == pytest.approx(spent(whole)[:3])
 
 
+@pytest.mark.full
 def test_all_runs_on_the_same_rows_count_together() -> None:
     model = seeded(lambda: nn.Linear(4, 2))
     compared = piebald.compare([ROWS], CLIENTS, model, rounds=1, seeds=[0, 1], evaluate_every=0)

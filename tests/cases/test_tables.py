@@ -51,6 +51,7 @@ def line(table: pandas.DataFrame) -> float:
     return float(np.abs(slope * table["size"] + start - table.price).mean())
 
 
+@pytest.mark.full
 def test_words_and_gaps_train_as_they_are(from_file: FromFile) -> None:
     run = from_file(WARDS, wards())
     assert run.meta["preparation"] is not None
@@ -63,11 +64,13 @@ def test_a_word_that_only_one_hospital_has_gets_a_column_at_all(from_file: FromF
     assert next(run.model().parameters()).shape[1] == 5  # age, its gaps, and three wards
 
 
+@pytest.mark.full
 def test_a_column_of_gaps_alone_at_one_hospital_is_filled_in_from_the_others(from_file: FromFile) -> None:
     table = wards().assign(age=lambda rows: rows.age.where(rows.hospital != "south"))
     assert from_file(WARDS, table).accuracy > 0.6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unit", [1.0, 1e-6])
 def test_targets_of_any_unit_are_learned_and_told_in_that_unit(from_file: FromFile, unit: float) -> None:
     table = prices(unit)
@@ -76,6 +79,7 @@ def test_targets_of_any_unit_are_learned_and_told_in_that_unit(from_file: FromFi
     assert run.score.value == pytest.approx(line(table), rel=0.1)  # 4,180; 204,000 where the mean is predicted
 
 
+@pytest.mark.full
 def test_a_network_learns_them_too(from_file: FromFile) -> None:
     """Its constant rate makes it wobble about the line; a rate that falls does not."""
     decay = 'recipe={ name = "fedavg", clip = 1.0, lr_schedule = { kind = "cosine", rounds = 60 } }'
@@ -84,6 +88,7 @@ def test_a_network_learns_them_too(from_file: FromFile) -> None:
     assert run.score.value == pytest.approx(line(table), rel=0.25)
 
 
+@pytest.mark.full
 def test_a_town_whose_prices_are_in_another_unit_does_not_stop_the_other(from_file: FromFile) -> None:
     table = prices()
     table.loc[table.town == "south", "price"] /= 1000

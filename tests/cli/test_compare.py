@@ -52,6 +52,7 @@ def test_a_file_gives_recipes_models_and_names_them_in_errors(command: Command, 
     assert command("run", "own.toml", "--set", "recipe.name=fedavg", "--set", "recipe.model=mlp")[0] == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scores", ["", ', standardise = "federated"'], ids=["as they are", "standard scores"])
 def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(
     scores: str, command: Command, tmp_path: Path
@@ -76,6 +77,7 @@ def test_a_recipe_may_have_all_rows_in_one_place_and_resumes_with_them(
     assert command("predict", folder, "new.npz").err == ""
 
 
+@pytest.mark.full
 def test_a_comparison_fits_80_columns_and_wide_has_all(command: Command, tmp_path: Path) -> None:
     file = FILE.replace('label = "it\'s"', f'label = "{"a method with a long name " * 3}"')
     (tmp_path / "own.toml").write_text(f"seeds = [0, 1, 2]\n{file}")

@@ -30,6 +30,7 @@ def test_a_folder_has_an_experiment_a_test_and_a_notebook_of_what_its_page_shows
     assert "```python" not in "".join(cell["source"] for cell in cells)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["table", "text"])  # with Python of their own
 def test_its_experiment_runs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main(["new", str(tmp_path / "a"), "--template", kind])

@@ -55,6 +55,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_three_lines_and_a_table(command: Command, tmp_path: Path, patients: pd.DataFrame) -> None:
     file = write(tmp_path, THREE_LINES)
     said = command("run", file, "--set", "rounds=2", "--out", "run", "--json")

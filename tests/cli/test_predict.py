@@ -134,6 +134,7 @@ def test_what_does_not_fit_is_one_sentence(command, finished, tmp_path: Path, wo
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_the_runs_of_a_folder_are_averaged(command, finished, kept: Path, tmp_path: Path) -> None:
     """Of probabilities that is the mean; a search, whose runs are many kinds, is refused."""
     other = (kept / "file.toml").read_text().replace("rounds = 2", "rounds = 1")
@@ -168,6 +169,7 @@ def test_what_was_said_of_the_rows_of_a_run_is_not_said_when_it_predicts(
     assert caplog.text == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recipe", ["fedavg", "ditto"])
 def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe: str) -> None:
     """What needs rows says so, and a temperature that was fitted before is kept."""
@@ -189,6 +191,7 @@ def test_a_run_predicts_where_its_source_is_gone(command, tmp_path: Path, recipe
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_training_rows_are_not_read_again(command, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Before, predictions and exports repeated what had been said of the training file, and large ones took long."""
     frame = table().assign(dose=[f"{row / 2}%" for row in range(60)])
@@ -207,6 +210,7 @@ def test_training_rows_are_not_read_again(command, tmp_path: Path, caplog: pytes
     assert (tmp_path / "gone" / "model.onnx").read_bytes() == (tmp_path / "there" / "model.onnx").read_bytes()
 
 
+@pytest.mark.full
 def test_numbers_are_predicted_in_their_unit_where_the_source_is_gone(command, tmp_path: Path) -> None:
     frame = table().assign(cost=lambda rows: rows.age * 3 + 1000).drop(columns="ill")
     frame.to_csv(tmp_path / "rows.csv", index=False)
@@ -252,6 +256,7 @@ def test_trees_predict_too(command, tmp_path: Path) -> None:
     assert "has no finished trees" in command("predict", "trees", "new.csv").err
 
 
+@pytest.mark.full
 def test_trees_of_numbers_predict_in_the_unit_of_the_target(command, tmp_path: Path) -> None:
     pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     frame = table().assign(cost=lambda frame: 5000 + 1000 * frame.age)

@@ -38,6 +38,7 @@ def visits(tmp_path: Path) -> pd.DataFrame:
     return table
 
 
+@pytest.mark.full
 def test_coin_flips_are_learnt_only_where_patients_are_on_both_sides(command: Command, visits: pd.DataFrame) -> None:
     """Before, the accuracy was 96 %, and no file could say otherwise."""
     apart = json.loads(command("run", "case.toml", "--json", "--set", "split.group=patient").out)
@@ -45,6 +46,7 @@ def test_coin_flips_are_learnt_only_where_patients_are_on_both_sides(command: Co
     assert json.loads(command("run", "case.toml", "--json").out)["accuracy"] > 0.7
 
 
+@pytest.mark.full
 def test_trees_and_glm_have_the_rows_of_the_run(command: Command, visits: pd.DataFrame) -> None:
     split = {"group": "patient", "test": 0.25, "seed": 4}
     flags = [word for name, value in split.items() for word in ("--set", f"split.{name}={json.dumps(value)}")]
@@ -73,6 +75,7 @@ def test_trees_and_glm_have_the_rows_of_the_run(command: Command, visits: pd.Dat
     assert json.loads(told.out)["rows"] == len(parts["train"])
 
 
+@pytest.mark.full
 def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(
     command: Command, visits: pd.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +95,7 @@ def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(
     assert "looks like an identifier" not in caplog.text  # no patient is at two hospitals
 
 
+@pytest.mark.full
 def test_a_run_of_one_fold_goes_on_with_its_own_rows(command: Command, visits: pd.DataFrame, tmp_path: Path) -> None:
     short = ["--set", "model.hidden=[4]", "--set", "split={ group = 'patient', folds = 3 }"]
     folds = command("run", "case.toml", "--json", *short, "--set", "rounds=1", "--out", "folds")
@@ -101,6 +105,7 @@ def test_a_run_of_one_fold_goes_on_with_its_own_rows(command: Command, visits: p
     assert json.loads(again.out)["accuracy"] == json.loads(whole.out)["accuracy"]
 
 
+@pytest.mark.full
 def test_a_search_takes_the_first_of_several_folds(
     command: Command, visits: pd.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,6 +121,7 @@ def test_a_search_takes_the_first_of_several_folds(
     assert "hold_out of split asks for several runs" in each.err
 
 
+@pytest.mark.full
 def test_a_client_column_with_validation_rows_needs_no_partition(command: Command, visits: pd.DataFrame) -> None:
     short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.validation=0.1"]
     told = json.loads(command("run", "case.toml", "--json", *short, "--set", "unseen=['east']").out)
@@ -142,6 +148,7 @@ def test_a_wrong_split_is_one_sentence(command: Command, visits: pd.DataFrame, f
     assert all("looks like an identifier" in line for line in warnings)
 
 
+@pytest.mark.full
 def test_a_newcomers_patients_stay_together_too(command: Command, visits: pd.DataFrame, tmp_path: Path) -> None:
     short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.group=patient", "--set", "prepare=none"]
     (tmp_path / "all.toml").write_text(FILE.replace(', features = ["a", "b", "c", "d", "e"]', ""))

@@ -94,6 +94,7 @@ def test_an_experiment_names_the_target_and_the_columns(command, table, tmp_path
     assert (other["target"], list(other["coefficients"])) == (long, ["(intercept)", "sex=m"])
 
 
+@pytest.mark.full
 def test_no_flag_is_without_effect(command, table, good, tmp_path: Path) -> None:
     """Before, a table was read whole whatever --split said, and sites added noise whatever --noise-at said."""
     file = tmp_path / "table.toml"

@@ -130,11 +130,13 @@ PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(all
 VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
 
 
+@pytest.mark.full
 @given(st.dictionaries(TEXTS, VALUES, max_size=5))
 def test_what_is_written_reads_the_same(values):
     assert tomllib.loads(dumps(values)) == values
 
 
+@pytest.mark.full
 @given(st.dictionaries(TEXTS.filter(bool), VALUES, min_size=1, max_size=5))
 def test_every_key_that_is_written_has_a_line(values):
     text = dumps(values)

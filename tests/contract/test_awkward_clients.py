@@ -162,6 +162,7 @@ RUNTIMES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_every_runtime_has_the_same_outcome(name: str, expected: Mapping[str, Any]) -> None:
     assert outcome(carried_out(RUNTIMES[name])) == expected
@@ -173,6 +174,7 @@ def test_ray_has_the_same_outcome(cluster: Any, expected: Mapping[str, Any]) -> 
     assert outcome(run) == expected
 
 
+@pytest.mark.full
 def test_a_run_that_is_resumed_tells_the_same(expected: Mapping[str, Any], tmp_path: Path) -> None:
     simulator = piebald.Simulator(engine="sequential", stack=1, workers=0)
     carried_out(simulator, rounds=1, out=tmp_path / "run", checkpoint_every=1).close()
@@ -188,6 +190,7 @@ def test_a_run_that_is_resumed_tells_the_same(expected: Mapping[str, Any], tmp_p
     }
 
 
+@pytest.mark.full
 def test_what_is_known_before_training_is_said_before_training(caplog: pytest.LogCaptureFixture) -> None:
     carried_out(piebald.Simulator(engine="sequential", workers=0), rounds=1)
     before = caplog.text[: caplog.text.index("round 1")] if "round 1" in caplog.text else caplog.text
@@ -217,6 +220,7 @@ def test_many_that_fail_alike_end_the_run_with_the_reason(runtime: Any) -> None:
         piebald.run(RECIPE, held, seeded(Fussy), runtime=runtime, rounds=2, evaluate_every=0)
 
 
+@pytest.mark.full
 def test_the_page_lists_who_could_not_do_what_in_which_rounds_and_why() -> None:
     page = render(Comparison([carried_out(RUNTIMES["stacked"])]))
     body = page[page.index('<section id="failures"') :]

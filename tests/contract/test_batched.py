@@ -189,6 +189,7 @@ def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: i
     assert workers or begun
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_models_that_are_drawn_to_others_than_they_start_from_need_not_be_formed(decay: float, formed: Any) -> None:
     begun = formed(True)

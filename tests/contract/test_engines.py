@@ -49,6 +49,7 @@ def test_the_table_has_every_recipe() -> None:
     assert sorted(TABLE) == recipes.names()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "simulator"), [pytest.param(*case, marks=marks, id=f"{case[0]}-{case[1]}") for *case, marks in CASES]
 )
@@ -56,6 +57,7 @@ def test_equals_the_reference(name: str, simulator: dict[str, object]) -> None:
     assert_same(reference(method(name)), carry_out(method(name), simulator=simulator))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "base", ["fedavg", full("fedprox"), full("ditto"), full("dp_sgd"), full("fine_tuned"), full("hdafl")]
@@ -111,6 +113,7 @@ COMPOSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [case if place % 2 else full(case) for place, case in enumerate(COMPOSED)])
 @pytest.mark.parametrize("simulator", [full({"engine": "sequential", "workers": 2}), MANY[1]], ids=str)
 def test_components_compose(case: str, simulator: dict[str, object]) -> None:

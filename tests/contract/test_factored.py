@@ -90,6 +90,7 @@ STEPS: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(pairs(), st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.integers(0, 9)), max_size=6))
 def test_arithmetic_is_that_of_the_vectors_formed(pairs: list[tuple[Tensor, Tensor]], steps: list[Any]) -> None:

@@ -99,6 +99,7 @@ class SiteSpeeds(Devices):
         return Device(seconds_per_step=(1.0, 1.13, 1.29, 1.47, 1.71)[self.order[client]])
 
 
+@pytest.mark.full
 @in_turn(0)
 def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
     """Clients renumbered: the same global model, and each client keeps its own results under its name."""

@@ -108,6 +108,7 @@ def test_no_attacker_ends_or_blinds_distfl(
 BENT = {("flexlora", "turned")}
 
 
+@pytest.mark.full
 @in_turn(3)
 def test_whatever_one_client_sends_the_others_have_a_model(name: str, tmp_path: Any) -> None:
     recipe = method(name)

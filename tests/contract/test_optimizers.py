@@ -163,6 +163,7 @@ def test_equals_a_loop_of_torch_written_by_hand(kind: str, name: str) -> None:
     torch.testing.assert_close(vector(run), by_hand(kind, name), rtol=1e-4, atol=3e-6)
 
 
+@pytest.mark.full
 def test_kept_state_is_no_state_of_a_model_of_another_width() -> None:
     recipe = method("heterofl", optimizer={"kind": "adamw", "eps": 0.1}, optimizer_state="kept")
     assert_same(reference(recipe, rounds=2), carry_out(recipe, rounds=2, simulator={"engine": "batched", "stack": 3}))

@@ -119,6 +119,7 @@ def check(
     assert resumed.meta["status"] == "finished"
 
 
+@pytest.mark.full
 @in_turn(4)
 def test_every_recipe(name: str, tmp_path: Path) -> None:
     """Killed where its server has just stepped, or in the middle of training: half of the recipes either way."""
@@ -126,6 +127,7 @@ def test_every_recipe(name: str, tmp_path: Path) -> None:
     check(tmp_path, method(name), POINTS[point])
 
 
+@pytest.mark.full
 @every_point(POINTS)
 @pytest.mark.parametrize("base", ["hdafl", "scaffold"])
 def test_every_point(base: str, point: str, tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def test_kept_momentum_and_schedules(variant: str, tmp_path: Path) -> None:
     check(tmp_path, method("hdafl", **VARIANTS[variant]), POINTS["trained but not stepped"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "simulator", [{"engine": "vmapped", "stack": 3}, {"engine": "sequential", "workers": 2}], ids=str
 )
@@ -198,6 +201,7 @@ KEY_ROUNDS = {
 }
 
 
+@pytest.mark.full
 @every_point(KEY_ROUNDS)
 @pytest.mark.parametrize("case", MASKED)
 def test_secure_aggregation(case: str, point: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def model(seed: int) -> torch.nn.Module:
 # ---------------------------------------------------------------------------------------- one kind, one definition
 
 
+@pytest.mark.full
 def test_a_second_definition_of_a_kind_names_both_modules(tmp_path: Path) -> None:
     (tmp_path / "mylab.py").write_text(
         textwrap.dedent("""

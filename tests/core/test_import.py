@@ -106,6 +106,7 @@ OF_CLASSES = [
 ]
 
 
+@pytest.mark.full
 def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
     loaded = after_torch("import piebald; piebald.run; piebald.Simulator; piebald.recipes.fedavg(lr=0.1)")
     assert {
@@ -117,6 +118,7 @@ def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
         assert f"piebald.methods.{name}" not in loaded
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "asked",
     [
@@ -159,6 +161,7 @@ assert set(sys.modules) == before, set(sys.modules) - before
     after_torch(code)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "asked",
     [
@@ -173,12 +176,14 @@ def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_one_recipe_by_its_name_imports_no_other() -> None:
     loaded = after_torch("from piebald import recipes; recipes.make('ditto')")
     assert "piebald.methods.recipes.ditto" in loaded
     assert "piebald.methods.recipes.hdafl" not in loaded
 
 
+@pytest.mark.full
 def test_a_recipe_made_from_a_table_alone_has_its_maker() -> None:
     table = repr(recipes.hdafl(lr=0.2).model_dump())
     after_torch(f"""
@@ -188,6 +193,7 @@ assert maker(Recipe(**{table})).__name__ == "hdafl"
 """)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["krum", "median"])
 def test_a_kind_of_ours_is_taken_though_nothing_has_imported_it(kind: str) -> None:
     code = f"""
@@ -203,6 +209,7 @@ else:
     after_torch(code)
 
 
+@pytest.mark.full
 def test_a_recipe_of_ours_is_taken_though_nothing_has_imported_it() -> None:
     code = """
 from piebald.core.errors import SettingError
@@ -247,6 +254,7 @@ def test_a_package_of_components_offers_its_classes(package: str) -> None:
         assert not hasattr(made, name)
 
 
+@pytest.mark.full
 def test_every_axis_has_its_home_and_every_component_is_found_there() -> None:
     code = """
 import pkgutil, importlib, piebald
@@ -276,6 +284,7 @@ assert not gc.isenabled()
 """
 
 
+@pytest.mark.full
 def test_imports_collect_no_garbage() -> None:
     """A full collection takes a tenth of a second, since it looks at all of torch's objects."""
     after_torch(NO_COLLECTION)

@@ -199,6 +199,7 @@ def test_clients_with_survival_count_by_events(engine: Literal["sequential", "ba
     assert run.model().weight.item() == pytest.approx(referee.coefficients[0], abs=1e-4)
 
 
+@pytest.mark.full
 def test_survival_trains_where_rows_are_compared_and_is_refused_where_each_must_have_a_loss() -> None:
     rng = np.random.default_rng(0)
     clients = {}

@@ -47,6 +47,7 @@ class Noted(Callback):
         self.frozen.append(gc.get_freeze_count())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
 def test_during_a_run_and_not_after_it(workers: int) -> None:
     noted, model = Noted(), seeded(lambda: nn.Linear(4, 2))
@@ -81,6 +82,7 @@ def test_also_not_after_an_error() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.full
 def test_garbage_of_before_is_found_once_runs_have_taken_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = weakref.ref(Lost())
     monkeypatch.setattr(machine, "_COLLECT_AFTER", 1e9)
@@ -100,6 +102,7 @@ def test_garbage_of_a_run_is_found_within_it() -> None:
         assert lost() is None
 
 
+@pytest.mark.full
 def test_what_the_user_has_frozen_stays_frozen() -> None:
     gc.freeze()
     try:

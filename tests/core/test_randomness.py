@@ -38,6 +38,7 @@ def test_a_key_is_a_plain_hash_of_its_words(drawn: list[int | str]) -> None:
     assert 0 <= key(*drawn) < 2**64
 
 
+@pytest.mark.full
 @few
 @given(st.lists(st.tuples(words, st.integers(0, 60)), min_size=1, max_size=4))
 def test_a_permutation_is_the_first_draw_of_its_words_whatever_was_drawn_before(draws: list[tuple[Any, int]]) -> None:

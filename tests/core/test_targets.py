@@ -256,6 +256,7 @@ def test_odd_targets_are_said(y: Any, outputs: int, message: str, caplog: pytest
     assert message in caplog.text
 
 
+@pytest.mark.full
 def test_an_accuracy_is_an_accuracy_or_nothing() -> None:
     numbers = simulate("fedavg", {"a": (X, X[:, 0]), "b": (X, X[:, 1])}, nn.Linear(5, 1), rounds=1)
     assert numbers.score.name == "absolute_error"

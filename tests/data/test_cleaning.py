@@ -112,6 +112,7 @@ def test_a_file_of_an_experiment_cleans_as_python_does(tmp_path: Path) -> None:
     assert of_file.preparation.columns == other.preparation.columns
 
 
+@pytest.mark.full
 def test_predictions_clean_by_the_rules_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from piebald.experiments.file import ExperimentSettings
 
@@ -142,6 +143,7 @@ def test_statistics_and_models_read_cleaned_rows() -> None:
     np.testing.assert_allclose(of_raw.coefficients, of_truth.coefficients, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_trees_read_cleaned_rows() -> None:
     pytest.importorskip("xgboost")
     grown = [
@@ -276,6 +278,7 @@ def test_rows_stay_named_by_what_the_file_holds(tmp_path: Path, caplog: pytest.L
     assert "of berlin: mg/dl -> mmol/l in 40 of 40 rows" in caplog.text
 
 
+@pytest.mark.full
 def test_onnx_says_that_it_takes_clean_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra: pip install '.[onnx]'")
     rows = raw().drop(columns="visit") if "visit" in raw() else raw()

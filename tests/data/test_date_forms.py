@@ -35,6 +35,7 @@ def rows(sources: Any) -> Any:
     return clients.preparation, [clients.rows(client, "train").x.tolist() for client in range(2)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["dmy", "mdy"])
 def test_dates_of_one_client_are_read_as_those_of_another(tmp_path: Path, form: str) -> None:
     _, expected = rows(files(tmp_path, "iso", "iso"))
@@ -62,6 +63,7 @@ def test_predictions_read_dates_as_those_of_training(tmp_path: Path, form: str) 
     np.testing.assert_allclose(score.prepared(agreed.model_dump(mode="json"), new), expected[:3], atol=1e-6)
 
 
+@pytest.mark.full
 def test_an_exported_program_knows_the_same_forms(tmp_path: Path) -> None:
     assert score.DATE_FORMS == written_forms.DATE_FORMS
     agreed = fitted(read_table(files(tmp_path, "points", "iso")["a"]), "ill")

@@ -58,6 +58,7 @@ def test_frechet_of_diagonals_has_a_closed_form() -> None:
     assert frechet(m, np.diag(a), np.zeros(30), np.diag(b)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.full
 def test_frechet_with_fewer_rows_than_dimensions() -> None:
     """Rows that are the same but turned and moved: the distance of two rank-3 covariances is known."""
     rng = np.random.default_rng(1)
@@ -273,6 +274,7 @@ def test_distance_falls_as_clients_are_shuffled(seed: int) -> None:
     assert far[0] > 5 * far[-1]
 
 
+@pytest.mark.full
 @pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
 def test_distance_falls_on_features_of_photographs() -> None:
     from piebald.data.partition import ByEmbedding

@@ -28,6 +28,7 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path / "odd.csv"
 
 
+@pytest.mark.full
 def test_an_odd_table_has_the_same_kinds_everywhere(odd: Path) -> None:
     looked = look_at_table(odd, client="site", target="ill", clients=False)
     assert {column["column"]: column["kind"] for column in looked.columns} == KINDS

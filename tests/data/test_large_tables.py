@@ -90,6 +90,7 @@ def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 WRITERS = [as_csv, as_parquet, as_query, as_files]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("write", WRITERS)
 def test_clients_of_a_table_in_chunks_are_those_of_the_table_as_a_whole(
     write: Callable[..., Path], in_chunks: Callable[[], None], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -139,6 +139,7 @@ def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
         read_table(path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["xpt 5", "xpt 8", "sav", "xlsx", "dta"])
 def test_gaps_dates_and_codes_are_read_as_of_a_text_file(tmp_path: Path, kind: str) -> None:
     """SAS has no whole numbers, no gaps in text, and dates as seconds."""

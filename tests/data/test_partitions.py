@@ -330,6 +330,7 @@ def test_no_writer_of_mnist_is_on_both_sides() -> None:
         assert len(clients.common) == 10_000
 
 
+@pytest.mark.full
 @prepared
 def test_subjects_of_har() -> None:
     clients = ByOwner(owner="subject").split(data.har())

@@ -14,6 +14,7 @@ from piebald.data.measures.heterogeneity import survey
 from piebald.data.partition import Dirichlet, FastSlow, Iid, LazyClients, Lists, PooledClients, clients_from
 
 
+@pytest.mark.full
 def test_every_picture_is_drawn(tmp_path) -> None:
     clients = Dirichlet(clients=30, alpha=0.3).split(data.digits())
     drawn = pictures.draw(clients, tmp_path / "new", embed=pictures.flat, fleet=FastSlow())
@@ -28,6 +29,7 @@ def test_what_is_not_known_is_not_drawn(tmp_path) -> None:
     assert [path.name for path in pictures.draw(real, tmp_path, embed=pictures.flat)] == ["sizes.png"]
 
 
+@pytest.mark.full
 def test_names_are_no_formulas_and_may_have_letters_that_the_font_lacks(tmp_path) -> None:
     """Before, a dollar sign in a client's name was a traceback, and a pictogram a warning on the terminal."""
     rows = (torch.arange(12.0).reshape(6, 2).numpy(), torch.arange(6).numpy() % 2)

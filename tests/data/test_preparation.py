@@ -66,6 +66,7 @@ def agreed(sites: Sequence[pandas.DataFrame], target: str = "ill", **options: An
     return agree(ask, PrepareSettings(**options), target, classes)
 
 
+@pytest.mark.full
 def test_what_sites_agree_on_is_what_scikit_learn_learns_from_pooled_rows() -> None:
     here, reference = agreed(SITES, scale=SCALES, least_rows=1), fitted(POOLED, "ill", scale=SCALES, least_rows=1)
     assert here.feature_names_out == reference.feature_names_out
@@ -263,6 +264,7 @@ def test_a_number_without_a_logarithm_is_no_prediction(low: float) -> None:
         agreed.transform(pandas.DataFrame({"dose": [0.0, low, -3.0]}))
 
 
+@pytest.mark.full
 def test_large_tables_are_prepared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = POOLED.assign(site=["a", "b", "c"] * 90)
     whole = clients_from(frame, client="site", target="ill", prepare={})

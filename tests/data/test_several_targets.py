@@ -35,6 +35,7 @@ def trained(targets: list[str], rounds: int = 40, **options: Any) -> tuple[pieba
     return piebald.run(recipe, clients, model, rounds=rounds, runtime=HERE, evaluate_every=rounds, **options), clients
 
 
+@pytest.mark.full
 def test_numbers_are_predicted_in_their_units_and_under_their_names(tmp_path: Path) -> None:
     run, clients = trained(LOADS)
     y = np.concatenate([clients.rows(client, "train").y.numpy() for client in range(3)])
@@ -58,6 +59,7 @@ def predicted_of(run: piebald.Run, x: Any) -> np.ndarray[Any, Any]:
     return predictor.meaning.answers(predictor.outputs(x)).numpy()
 
 
+@pytest.mark.full
 def test_labels_stay_as_they_are_and_may_be_unknown() -> None:
     run, clients = trained(LABELS, rounds=30, loss="multilabel")
     for client in range(3):
@@ -138,6 +140,7 @@ def test_targets_that_cannot_be_predicted_together_are_refused(target: list[str]
         piebald.clients_from(TABLE, client="plant", target=LOADS, features=["a", "load_2"], prepare="federated")
 
 
+@pytest.mark.full
 def test_classes_with_an_order_are_predicted_as_probabilities_in_that_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,6 +93,7 @@ def test_head_clients_hold_more_classes_as_in_metis(seed: int) -> None:
     assert table.sum(0).tolist() == [5000] * 10
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=3, max_size=12), st.integers(0, 99))
 def test_any_pattern_holds_or_is_refused_in_a_sentence(each: list[int], seed: int) -> None:
@@ -144,6 +145,7 @@ def _can_be_dealt(each: Sequence[int], sizes: Sequence[int], stock: Sequence[int
     return False
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.data())
 def test_a_pattern_is_refused_if_and_only_if_no_choice_exists(stock: list[int], draw: st.DataObject) -> None:

@@ -391,6 +391,7 @@ def test_parquet_without_pyarrow_names_the_command(tmp_path: Path, monkeypatch: 
         clients_from(tmp_path / "t.parquet", client="a", target="b")
 
 
+@pytest.mark.full
 def test_tokens_stay_whole_numbers_and_can_be_embedded() -> None:
     rng = np.random.default_rng(0)
     texts = [(rng.integers(0, 50, (12, 7)), rng.integers(0, 2, 12)) for _ in range(3)]

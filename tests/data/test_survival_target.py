@@ -50,6 +50,7 @@ def test_full_batches_come_to_the_stratified_cox_model_of_all_rows(weights: str 
     assert coefficients(run) == pytest.approx(expected.coefficients.tolist(), abs=1e-3)
 
 
+@pytest.mark.full
 def test_times_of_a_file_stay_in_their_unit_and_words_are_events(tmp_path: Path) -> None:
     lives(words=True).to_csv(path := tmp_path / "lives.csv", index=False)
     run = trained(str(path))

@@ -83,6 +83,7 @@ def test_the_target_has_no_other_scale() -> None:
         planned(None, scale={"falls": "log"})
 
 
+@pytest.mark.full
 def test_a_run_with_a_loss_of_ones_own_predicts_its_outputs() -> None:
     clients = piebald.clients_from(TABLE, client="ward", target="falls", regression=True, test=0.0, prepare="federated")
     here = piebald.Simulator(engine="batched")

@@ -94,6 +94,7 @@ def test_padding_of_the_tokenizer_is_kept(tmp_path: Path) -> None:
     assert agreed.transform(pandas.DataFrame({"note": ["dog"]})).tolist() == [[3, 3, 1, 2]]
 
 
+@pytest.mark.full
 def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
     clients = piebald.clients_from(
@@ -119,6 +120,7 @@ def test_a_model_with_an_embedding_trains_and_predicts_from_text(tmp_path: Path)
         run.predict(rows, client="a")
 
 
+@pytest.mark.full
 def test_a_run_folder_that_is_moved_reads_text_with_its_own_copy(tmp_path: Path) -> None:
     """Wherever the tokenizer and the run lay: what is opened is in the folder, not what the folder names."""
     path, table = write_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "notes.csv"
@@ -263,6 +265,7 @@ def test_clients_of_one_run_agree(tmp_path: Path) -> None:
         Preparation(columns=[columns[0], {**columns[0], "name": "other"}])
 
 
+@pytest.mark.full
 def test_an_exported_folder_scores_text_by_itself(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
     clients = piebald.clients_from(

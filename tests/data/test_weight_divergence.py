@@ -106,6 +106,7 @@ def test_a_run_keeps_the_measures_of_heterogeneity(tmp_path) -> None:
     assert {"frechet", "total_variation", "speed_ratio", "size_gini", "divergence", "seconds"} <= units.keys()
 
 
+@pytest.mark.full
 def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
     asked: set[int] = set()
 

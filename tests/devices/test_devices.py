@@ -50,6 +50,7 @@ SLOW = ("fedala", "vmapped")  # searches its weights on the pretended device for
 CASES += [("fedavg", "vmapped"), ("scaffold", "batched"), ("sync_dvw", "sequential")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "engine"),
     [*QUICK, *(full(*case) for case in dict.fromkeys(CASES) if case not in (*QUICK, SLOW)), long(*SLOW)],
@@ -164,6 +165,7 @@ class Homesick(Sgd):
         return self.output(end).__class__(end.model + torch.zeros(end.model.shape[1]), end.steps)
 
 
+@pytest.mark.full
 def test_a_trainer_that_mixes_host_and_device_is_found() -> None:
     recipe = recipes.fedavg().with_(training=Homesick(lr=0.1, batch=10))
     carry_out(recipe)  # on the CPU nobody notices

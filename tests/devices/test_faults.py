@@ -123,6 +123,7 @@ def test_a_recurrent_layer_is_given_its_weights_in_one_piece(monkeypatch: pytest
     fresh.layers.flatten_parameters()  # type: ignore[operator,union-attr]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vmapped", "batched"])
 def test_what_cannot_be_vectorized_trains_one_after_another_and_says_why(
     engine: str, caplog: pytest.LogCaptureFixture
@@ -146,6 +147,7 @@ class Attentive(nn.Module):
         return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vmapped", "batched"])
 def test_attention_of_many_clients_is_by_plain_products(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     enabled = torch.backends.cuda

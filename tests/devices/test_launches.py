@@ -113,6 +113,7 @@ def test_the_host_waits_as_often_for_any_cohort(engine: str, name: str) -> None:
         assert 1 <= waits.total() <= WAITS, dict(waits)
 
 
+@pytest.mark.full
 def test_steps_send_nothing() -> None:
     """The places of rows are sent once a client."""
     once, twice = (served("sequential", work_of("mlp", epochs=epochs), 4, 1)[3] for epochs in (1, 3))
@@ -137,6 +138,7 @@ def test_clients_one_after_another_take_the_memory_of_one(workload: str) -> None
     assert most[8] < 12 * 4 * work.layout.size + 2**20  # `engine_choice._VECTORS`, and the rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weight", [ExampleWeighted(), EqualWeighted(), GradientNormWeighted()])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_count_is_left_out_as_on_the_cpu(weight: Linear, engine: str) -> None:

@@ -86,6 +86,7 @@ UNRECORDED = {"dp_sgd": "rows and noise of DP-SGD are drawn on the host"}
 UNEQUAL = "batches that cannot be filled up have unequal lengths"  # of the clients here, where rows mix
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
@@ -125,6 +126,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 ALONE = ("accumulated", "checkpointed")  # are the sequential engine's
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("setting", "engine"),
     [
@@ -163,6 +165,7 @@ def test_what_the_host_decides_is_carried_out_and_the_record_says_so(
     assert run.meta["recorded_steps"] == {f"sequential, {reason}": BY_HAND}
 
 
+@pytest.mark.full
 def test_networks_of_every_kind_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout draws the masks of its keys in every replay, and batch norm counts its batches."""
 
@@ -222,6 +225,7 @@ def test_what_cannot_be_recorded_is_carried_out_and_the_record_says_why(
         both.assert_equal_bits()
 
 
+@pytest.mark.full
 def test_lanes_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for make in (lambda device: Recorder(), StandIn):
         with recording(monkeypatch, make):
@@ -452,6 +456,7 @@ def on_lanes(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> Streams
     return streams
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
@@ -468,6 +473,7 @@ def test_no_lane_touches_what_another_has_not_finished(name: str, engine: str, m
     assert streams.lanes >= (2 if engine == "sequential" else 0)
 
 
+@pytest.mark.full
 def test_sums_that_a_lane_forms_for_all_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, models with private layers were formed by the first lane, and a GPU's others read them unfinished."""
     monkeypatch.setattr(SgdRun, "formed", lambda run: run)
@@ -498,6 +504,7 @@ def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.
     assert ("vmapped", 5) in seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_gpu_replays_with_the_bits_of_its_steps(engine: str) -> None:
     """On a real one; the pretended one has nothing to record."""

@@ -60,16 +60,19 @@ def full_but(names: tuple[str, ...], *quick: str) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(WITH_THE_ENGINE, "fedavg", "fedadam", "scaffold"))
 def test_the_server_is_with_the_engine_where_it_needs_only_sums(name: str, servers: list[ServerLoop]) -> None:
     assert_server_with_the_engine(method(name), servers)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(COMPARED, "cfl", "distfl", "sync_dvw"))
 def test_the_server_is_with_the_engine_where_it_compares_updates(name: str, servers: list[ServerLoop]) -> None:
     assert_server_with_the_engine(method(name), servers)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", full_but(tuple(ROBUST), "krum", "foolsgold"))
 def test_a_robust_rule_compares_updates_where_the_engine_is(kind: str, servers: list[ServerLoop]) -> None:
     recipe = method("fedavg").with_(aggregation={"kind": kind, **ROBUST[kind]})
@@ -117,6 +120,7 @@ class Inherited(WhereverItIs):
     """One that says nothing."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rule", "with_engine"), [(WhereverItIs, True), (Inherited, False)])
 def test_a_rule_compares_updates_on_the_device_if_its_own_class_says_so(
     rule: type[Median], with_engine: bool, servers: list[ServerLoop]
@@ -140,6 +144,7 @@ OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", full_but(tuple(OTHERWISE), "fedbuff", "a user's median", "limited weights"))
 def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: list[ServerLoop]) -> None:
     recipe, more = OTHERWISE[case]
@@ -171,6 +176,7 @@ def test_a_gpu_adds_updates_at_once_and_a_cpu_by_blocks_that_its_cache_holds(mon
     assert widths == [500_000]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("clients", "place"), [(8.1, "device"), (7.9, "cpu")])
 def test_a_cohort_is_compared_on_the_host_where_the_device_has_no_room_for_it(
     clients: float, place: str, servers: list[ServerLoop], monkeypatch: pytest.MonkeyPatch
@@ -184,6 +190,7 @@ def test_a_cohort_is_compared_on_the_host_where_the_device_has_no_room_for_it(
         assert places(servers[0]) == {device.type if place == "device" else "cpu"}
 
 
+@pytest.mark.full
 def test_distfl_evaluates_models_on_the_device_that_the_server_is_not_on(
     servers: list[ServerLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +212,7 @@ def test_distfl_evaluates_models_on_the_device_that_the_server_is_not_on(
     assert places(servers[0]) == {"cpu"}
 
 
+@pytest.mark.full
 def test_a_long_model_lies_in_a_file_and_not_on_the_device(servers: list[ServerLoop]) -> None:
     with there() as device:
         carry_out(method("fedavg"), device, map_above=0)

@@ -180,6 +180,7 @@ def test_a_limit_beside_steps_is_refused() -> None:
         piebald.recipes.fedavg(steps=3, step_limit=5)
 
 
+@pytest.mark.full
 def test_budgets_count_the_steps_that_a_limit_leaves() -> None:
     budgets = [
         of_rows(piebald.recipes.dp_sgd(batch=4, **length), [40], 5)

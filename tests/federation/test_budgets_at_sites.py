@@ -48,6 +48,7 @@ def carried_out(given: ExperimentSettings, runtime: Any) -> piebald.Run:
     return piebald.run(recipe, plan.clients, plan.model, runtime=runtime, **options)
 
 
+@pytest.mark.full
 def test_a_federation_ends_before_the_round_that_would_exceed_epsilon_as_the_simulator_does() -> None:
     probe = experiment(4.0, data=DATA, rounds=1)
     (recipe,) = probe.plan().recipes.values()
@@ -64,6 +65,7 @@ def test_a_federation_ends_before_the_round_that_would_exceed_epsilon_as_the_sim
     assert (budget["unit"], budget["epsilon_pld"]) == ("row", pytest.approx(three))
 
 
+@pytest.mark.full
 def test_a_first_round_that_would_exceed_epsilon_is_refused_before_it() -> None:
     given = experiment(0.7, partition=SITES, rounds=9, stop={"epsilon": 0.01})
     with pytest.raises(SettingError, match=r"one round would spend an epsilon of .* more than epsilon = 0.01 of stop"):
@@ -95,6 +97,7 @@ class Late(InProcess):
         return whole  # type: ignore[return-value]
 
 
+@pytest.mark.full
 def test_a_site_that_joins_late_with_fewer_rows_counts_from_then_on() -> None:
     (recipe,) = experiment(4.0, data=DATA, rounds=1).plan().recipes.values()
     without, whole = (of_rows(recipe, sizes, 3).epsilon_pld for sizes in ([30, 48], [30, 20, 48]))

@@ -205,6 +205,7 @@ def test_a_server_that_is_not_there_or_another_is_said_so(tmp_path: Path) -> Non
     assert time.monotonic() - began < 100  # a refused connection is not waited for
 
 
+@pytest.mark.full
 def test_the_owner_reads_all_that_may_leave_by_name(tmp_path: Path) -> None:
     """The list of the gate, by the policy alone where no server answers."""
     folder = provisioned(tmp_path / "credentials", NAMES) / "north"
@@ -217,6 +218,7 @@ def test_the_owner_reads_all_that_may_leave_by_name(tmp_path: Path) -> None:
     assert "answer evaluate" in printed
 
 
+@pytest.mark.full
 def test_the_list_of_a_run_has_its_numbers() -> None:
     noisy = recipes.dp_sgd(clip=0.5, noise=1.25, batch=10)
     summed = recipes.fedavg().with_(transforms=(SecureAggregation(bits=64, least=4),), aggregation="equal_weighted")

@@ -92,6 +92,7 @@ def test_a_server_that_was_stopped_says_so_and_leaves_its_port(
         again.stop()
 
 
+@pytest.mark.full
 def test_an_end_accuses_nobody_of_what_it_has_read_itself(tmp_path: Path) -> None:
     """Before, the thread that ended a connection read beside the one that handles frames, which then began in the
     middle of one: a site was said to have sent "a frame of kind 30", or one of 800 MB."""

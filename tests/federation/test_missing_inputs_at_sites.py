@@ -94,6 +94,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", RECIPES)
 @pytest.mark.parametrize("rows", ["the server's", "the sites'"])
 def test_a_federation_ends_as_the_simulator(case: str, rows: str, data: dict[str, Any]) -> None:

@@ -83,6 +83,7 @@ def pages(desk: Desk) -> Iterator[dict[str, PersonPage]]:
         page.close()
 
 
+@pytest.mark.full
 def test_a_person_submits_and_aborts_by_the_page_as_the_role_allows(
     pages: dict[str, PersonPage], desk: Desk, tmp_path: Path
 ) -> None:

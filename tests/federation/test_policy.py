@@ -236,6 +236,7 @@ def test_updates_are_checked_before_they_leave(longer: dict[str, int], says: str
     assert (says or "") in (reason or "")
 
 
+@pytest.mark.full
 def test_training_ends_before_the_task_that_would_exceed_a_sites_budget(tmp_path: Path) -> None:
     """Over all runs of the site together: the ledger is a file, and another run begins with what one has spent."""
     plan = prepared({"name": "dp_sgd", "lr": 0.1, "noise": 2.0, "batch": 20, "steps": 2})

@@ -102,6 +102,7 @@ def run_on(
     return piebald.run(made, plan.clients, plan.model, runtime=runtime, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recipe", ["fedavg", "ditto"])
 def test_sites_score_at_their_thresholds_as_the_simulator_does(recipe: str) -> None:
     here, there = carried_out(recipe, False), carried_out(recipe, True)
@@ -117,6 +118,7 @@ def test_sites_score_at_their_thresholds_as_the_simulator_does(recipe: str) -> N
     assert said.endswith("; none at west, which lack validation rows of both classes.")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("criterion", ["f1", "sensitivity=0.9"])
 def test_one_threshold_for_all_sites_is_that_of_the_simulator(criterion: str) -> None:
     """Also west is scored, whose validation rows are of one class; counts are what a site tells only by name."""
@@ -245,6 +247,7 @@ def test_sites_tell_nothing_of_earlier_runs_on_other_rows_or_that_were_forgotten
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.full
 def test_standard_errors_of_sites_take_the_place_of_single_rows() -> None:
     """Without the correlation of two methods on the same rows the error is larger, never smaller than it should be."""
     here, there = (Comparison([carried_out(recipe, at) for recipe in ("local", "fedavg")]) for at in (False, True))
@@ -260,6 +263,7 @@ def test_standard_errors_of_sites_take_the_place_of_single_rows() -> None:
     assert "beyond the chance of other rows of these clients" in notes(there)[0]
 
 
+@pytest.mark.full
 def test_sites_that_hide_rows_tell_neither_and_the_answer_says_so() -> None:
     """Accuracies do leave such sites, with noise, and the number of rows, from which their error follows."""
     hidden = carried_out("fedavg", True, HIDING, "accuracy")
@@ -272,6 +276,7 @@ def test_sites_that_hide_rows_tell_neither_and_the_answer_says_so() -> None:
     assert both.scores["local"].sizes == [40, 40, 40]
 
 
+@pytest.mark.full
 def test_sites_that_hide_rows_tell_no_covariance(tmp_path: Path) -> None:
     """It counts the rows that two models are both right on, which noise on each accuracy would not hide."""
     sent = {}
@@ -283,6 +288,7 @@ def test_sites_that_hide_rows_tell_no_covariance(tmp_path: Path) -> None:
     assert sent == {"{}": {"covariance", "earlier", "standard_error"}, HIDING: set()}
 
 
+@pytest.mark.full
 def test_whoever_tells_no_standard_error_is_named() -> None:
     refusing = {"queries": ["evaluate"]}
     both = Comparison([carried_out(recipe, True, json.dumps(refusing)) for recipe in ("local", "fedavg")])

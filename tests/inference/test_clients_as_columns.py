@@ -56,6 +56,7 @@ def glm(table: pandas.DataFrame, **options: Any) -> Any:
     return piebald.glm(table, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("people", "rows"), [(150, 300), (100_000, 120_000)])
 def test_clusters_may_be_words_and_numbers_of_any_count(people: int, rows: int) -> None:
     table = visits(people, rows)
@@ -227,6 +228,7 @@ def test_a_model_has_a_third_as_many_coefficients_as_rows_besides_those_of_clien
             check_sums(plan, "moments", own, numbers, rules)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", [1 << 17, 25])  # rows that are prepared at once
 def test_sites_number_the_words_of_clusters_and_tell_none(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -211,6 +211,7 @@ def test_one_row_adds_no_more_than_is_stated() -> None:
             assert np.linalg.norm(added) <= plan.influence
 
 
+@pytest.mark.full
 def test_noise_hides_what_the_budget_says(frame: pandas.DataFrame) -> None:
     """The noise on a count has the standard deviation that is stated, and that of epsilon 1 by Balle and Wang."""
     errors = []

@@ -142,6 +142,7 @@ def test_sites_get_a_plan_of_numbers_and_no_formula(secure: bool, tmp_path: Path
         np.testing.assert_allclose(np.sort(fit_glm(clients, by_site).coefficients), np.sort(here.params), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_sites_that_prepare_take_the_mean_that_they_agreed_on(agreed: Any) -> None:  # noqa: F811
     asked, ready = runtime(agreed, "model_sums")
     columns = ModelColumns(ready.clients, None, "ill", "train", {}, False)

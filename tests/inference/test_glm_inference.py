@@ -117,6 +117,7 @@ def test_a_linear_mixed_model_of_one_stage(reml: bool) -> None:
     assert found.log_likelihood == pytest.approx(referee.llf, rel=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("family", "target"), [("binomial", "fell"), ("poisson", "burst")])
 def test_mixed_models_of_other_targets_maximise_the_integral_over_intercepts(family: Family, target: str) -> None:
     rows = trial().dropna()

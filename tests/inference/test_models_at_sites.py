@@ -158,6 +158,7 @@ def test_sums_in_parts_are_exact() -> None:
             to_limbs(np.array([0.0, large]))
 
 
+@pytest.mark.full
 def test_nothing_but_sums_leaves_under_masks(tmp_path: Path) -> None:
     asked = sites(True, tmp_path)
     found = fit_glm(asked, GlmOptions("falls", ["x"]))

@@ -149,6 +149,7 @@ def fitted(family: str, own: ModelRows, epsilon: float, seed: int) -> tuple[Any,
 FAMILIES = ["gaussian", "binomial", "poisson", "cox"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noise_errors_are_the_deviation_of_estimates(family: str) -> None:
     """Of the same rows, again and again."""
@@ -172,6 +173,7 @@ def test_intervals_with_noise_hold_the_true_coefficients(family: str, epsilon: f
     assert (inside >= stats.binom.ppf(1e-3, repeats, 0.95)).all()
 
 
+@pytest.mark.full
 def test_intervals_without_noise_to_speak_of_are_those_of_the_rows() -> None:
     for family in FAMILIES:
         _, own, noise = fitted(family, drawn(family, 100_000, np.random.default_rng(1)), 50.0, 1)

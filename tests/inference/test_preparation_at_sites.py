@@ -119,6 +119,7 @@ def simulated(**options: Any) -> Any:
     return clients, order
 
 
+@pytest.mark.full
 def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) -> None:
     sites = Sites(tmp_path, TABLES)
     assert sites.settings.asks_sites
@@ -136,6 +137,7 @@ def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) 
         assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_sites_that_write_the_same_in_other_ways_make_the_same_as_the_simulator(tmp_path: Path) -> None:
     forms = {"north": ("%d/%m/%Y", ("yes", "no"), "{}%"), "south": ("%Y-%m-%d", ("J", "N"), "{}e-2"),
              "east": ("%d/%m/%Y", ("1", "0"), "{} %")}  # fmt: skip
@@ -170,6 +172,7 @@ def test_sites_with_other_units_are_refused(tmp_path: Path, masked: bool) -> Non
         sites.agree([MASKED if masked else ALLOWED] * 3, masked=masked)
 
 
+@pytest.mark.full
 def test_per_cent_at_one_site_are_shares_at_all(tmp_path: Path) -> None:
     whole = {name: frame.assign(load=[row / 4 for row in range(len(frame))]) for name, frame in TABLES.items()}
     signed = whole | {"south": whole["south"].assign(load=[f"{load}%" for load in whole["south"].load])}
@@ -200,6 +203,7 @@ MASKED = Policy(queries=["prepare_names", "masked_prepare"], secure_aggregation=
 SCALES = "prepare = { scale = { price = 'power', income = 'log', rank = 'rank' } }\n"
 
 
+@pytest.mark.full
 def test_sums_under_masks_agree_on_what_answers_in_the_open_do(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     expected = Sites(tmp_path / "open", VARIED, SCALES).agree([ALLOWED] * 3)
@@ -216,6 +220,7 @@ def test_sums_under_masks_agree_on_what_answers_in_the_open_do(tmp_path: Path) -
             assert (numbers.mean, numbers.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-9), part
 
 
+@pytest.mark.full
 def test_the_server_sees_no_sum_of_a_single_site(tmp_path: Path) -> None:
     """The same bytes are searched for in what sites answer without masks, where they are."""
     sites = Sites(tmp_path, TABLES)
@@ -323,6 +328,7 @@ def test_a_careful_site_tells_no_counts_of_few_rows(tmp_path: Path) -> None:
     assert abs(np.median(pooled) - age.median) <= age.error  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
     """Tables with words and gaps, and a model that reads such a table."""
     pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
@@ -351,6 +357,7 @@ def test_sites_grow_trees_on_the_rows_that_they_prepare(tmp_path: Path) -> None:
     assert np.array_equal(again.inputs(frame), rows)
 
 
+@pytest.mark.full
 def test_sites_make_the_same_token_ids_each_with_its_own_file(tmp_path: Path) -> None:
     """A site opens no path of the server's, and takes no other tokenizer than the agreed one."""
     pytest.importorskip("tokenizers", reason="needs the extra: pip install '.[hf]'")

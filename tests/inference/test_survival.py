@@ -93,6 +93,7 @@ def efron(rows: pandas.DataFrame, weight: NDArray[np.float64], point: NDArray[np
     return total
 
 
+@pytest.mark.full
 def test_robust_errors_with_tied_events_are_the_infinitesimal_jackknife() -> None:
     """The change of the estimate with a row's weight, for each row (Therneau and Grambsch 2000, section 7.1)."""
     rows = lives(tied=True)[::8].reset_index(drop=True)
@@ -188,6 +189,7 @@ def test_whole_weights_are_rows_that_are_there_so_often(transform: Any) -> None:
     assert (found.events, there.events) == (rows.event.sum(), rows.often[rows.event == 1].sum())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_of_any_size_maximise_the_weighted_likelihood(tied: bool) -> None:
     rows = lives(tied)[::4].reset_index(drop=True)

@@ -116,6 +116,7 @@ def wards(gaps: float = 0.1) -> pandas.DataFrame:
     return table
 
 
+@pytest.mark.full
 def test_trees_together_are_better_than_alone() -> None:
     found = piebald.trees(wards(), client="ward", target="diagnosis", rounds=12, max_depth=3, test=0.3)
     auc = found.plain()["mean"]
@@ -201,6 +202,7 @@ def test_bad_arguments_are_one_sentence(change: dict[str, Any], sentence: str) -
         piebald.trees(wards(), **arguments)
 
 
+@pytest.mark.full
 def test_infinite_numbers_are_refused_and_a_number_can_stand_for_gaps() -> None:
     table = wards(gaps=0.1)
     coded = table.fillna({name: -9.0 for name in table.select_dtypes("number")})

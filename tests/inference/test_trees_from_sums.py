@@ -85,6 +85,7 @@ def test_they_are_the_trees_that_xgboost_grows_on_pooled_rows(objective: Any, mo
     assert ours[:, :, 2] == pytest.approx(theirs[:, :, 2], rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("objective", KINDS)
 def test_masks_change_no_bit(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more numbers than thresholds, subsamples of rows and columns, and validation rows to be patient by."""
@@ -165,6 +166,7 @@ def test_targets_of_a_regression_count_as_the_nearer_bound() -> None:
     assert far.tolist() == [3 * 1024 << 20, 3]
 
 
+@pytest.mark.full
 def test_a_call_that_was_stopped_goes_on(tmp_path: Path) -> None:
     table, _ = clients("binary")
     given: dict[str, Any] = {"client": "who", "target": "y", "form": "histogram", "secure": True, "rounds": 3,
@@ -213,6 +215,7 @@ def at_sites(runtime: InProcess, settings: TreeSettings = SETTINGS, said: list[s
     return trees_at_sites(runtime, SECURE.work, SECURE.clients, settings, say=say, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_sites_under_masks_have_the_trees_that_would_be_grown_here(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"subsample": 0.8, "balanced": True, "patience": 2})
     found = at_sites(InProcess(SECURE, [ALLOWED] * 3, folder=tmp_path), settings)
@@ -259,6 +262,7 @@ def split_rows(client: int) -> tuple[Any, Any]:
     return {"train": x, "validation": x[:0]}, {"train": held.y.double().numpy(), "validation": np.zeros(0)}  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_a_policy_decides(tmp_path: Path) -> None:
     few = [
         Policy(),

@@ -79,6 +79,7 @@ def here(sites: Sites) -> dict[str, pandas.DataFrame]:
     return {name: read(read_table(sites.folder / name / "rows.csv")) for name in NAMES}
 
 
+@pytest.mark.full
 def test_statistics_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[Sites, Any]) -> None:
     asked, ready = runtime(agreed, "statistics")
     request = statistics_request((0.25, 0.5), None, {}, True)
@@ -100,6 +101,7 @@ def test_statistics_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[S
     assert len(stated_questions(ready.clients, statistics_request((), None, {}))) == 2
 
 
+@pytest.mark.full
 def test_models_of_prepared_sites_are_those_of_the_simulator(agreed: tuple[Sites, Any]) -> None:
     asked, ready = runtime(agreed, "model_sums")
     columns = ModelColumns(ready.clients, None, "ill", "train", {}, False)

@@ -93,6 +93,7 @@ def test_each_change_does_what_it_says() -> None:
     assert torch.equal(rows.x, x)  # what the client holds stays as it is
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vmapped", "batched", "reference"])
 def test_every_engine_draws_the_same(engine: str) -> None:
     plain = ran(fedavg(batch=5))
@@ -102,6 +103,7 @@ def test_every_engine_draws_the_same(engine: str) -> None:
         assert not torch.allclose(vector(one), vector(plain), atol=1e-3)
 
 
+@pytest.mark.full
 def test_runs_repeat_bit_for_bit_with_workers_and_after_a_resume(tmp_path: Path) -> None:
     recipe = fedavg(batch=5, augmentation=[*ALL, jitter])
     whole = ran(recipe)

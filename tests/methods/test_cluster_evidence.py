@@ -55,6 +55,7 @@ def test_one_cloud_is_hardly_ever_taken_for_clusters(clouds: int) -> None:
     assert above <= clouds // 50
 
 
+@pytest.mark.full
 @few
 @given(st.sampled_from([[25, 25], [40, 10], [10] * 5, [20, 12, 9, 6, 3]]), st.integers(0, 100))
 def test_planted_clusters_are_told_from_a_cloud(sizes: list[int], seed: int) -> None:

@@ -77,6 +77,7 @@ def test_distfl_finds_planted_clusters_and_keeps_their_numbers() -> None:
     assert {"divergence", "clusters", "clustering"} <= names
 
 
+@pytest.mark.full
 def test_a_cluster_model_is_the_mean_of_its_members_models() -> None:
     """Eq. 7, also in the round in which a client changes its cluster: models are averaged, not changes."""
     recipe = recipes.distfl(probes=40, **TRAINING).with_(clustering=Distfl(clusters=3, probes=40))
@@ -345,6 +346,7 @@ def test_ifca_sends_no_more_models_than_there_are_clusters() -> None:
     assert all(torch.equal(one, many.cluster_models[number]) for number, one in few.cluster_models.items())
 
 
+@pytest.mark.full
 def test_ifca_clients_choose_by_their_own_loss() -> None:
     """Of several candidates, no client takes one that was trained on other classes."""
     run = trained(recipes.ifca(k=3, **TRAINING), planted(), rounds=3)

@@ -113,6 +113,7 @@ def test_without_the_term_clients_train_alone_to_the_bit(tmp_path: Path) -> None
             assert not torch.equal(mine, drawn)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["sequential", "vmapped"])
 def test_the_nearest_prototype_is_predicted(engine: str, tmp_path: Path) -> None:
     """The prototypes are those of the last task, so those that clients sent in the round before; training is equal."""
@@ -140,6 +141,7 @@ def test_the_nearest_prototype_is_predicted(engine: str, tmp_path: Path) -> None
             assert unlearnt.min() > -100  # no prototypes have come: the classifier is used
 
 
+@pytest.mark.full
 def test_features_of_a_class_come_nearer_to_one_another(tmp_path: Path) -> None:
     def apart(lam: float) -> float:
         with run(

@@ -69,6 +69,7 @@ def probabilities(model: nn.Sequential, row: Tensor, x: Tensor, y: Tensor, k: in
     return [lam * vote / sum(votes) + (1 - lam) * p for vote, p in zip(votes, own, strict=True)]
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_it_is_the_program_of_its_equations(near: piebald.Run) -> None:
     model: Any = near.model()

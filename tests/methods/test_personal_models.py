@@ -166,6 +166,7 @@ def test_the_mixtures_of_apfl_fit_their_clients_and_weights_stay_between_0_and_1
         assert all(0 <= one <= 1 for one in weights)
 
 
+@pytest.mark.full
 def test_the_personal_models_of_pfedme_minimize_the_loss_near_the_global_one(run: Train) -> None:
     """Where t is best, grad f(t) + lam (t - w) = 0, with w the model before its last step; and lam keeps t near."""
     distances = []

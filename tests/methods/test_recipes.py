@@ -130,6 +130,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+@pytest.mark.full
 @settings(few, max_examples=100)
 @given(made())
 def test_printed_and_rebuilt(drawn: tuple[str, dict[str, Any]]) -> None:

@@ -299,6 +299,7 @@ NAMED = {
 }
 
 
+@pytest.mark.full
 def test_nothing_is_decided_by_the_name_of_a_kind() -> None:
     """Components are asked what they do: a text that names a kind would shut out every subclass of it."""
     decided = []

@@ -31,6 +31,7 @@ def test_numbers_of_categories_become_vectors() -> None:
     assert not torch.allclose(twin(x), module(x))  # a copy has embeddings of its own
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["sequential", "vmapped"])
 def test_a_run_learns_from_a_column_of_forty_words(tmp_path: Path, engine: str) -> None:
     rng = np.random.default_rng(0)

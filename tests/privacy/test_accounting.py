@@ -97,6 +97,7 @@ def test_a_run_records_what_it_spent() -> None:
     assert of_recipe(recipe, 4, None) == []
 
 
+@pytest.mark.full
 def test_rows_are_accounted_as_opacus_does() -> None:
     """PLD and PRV agree, the Renyi bound is no smaller, and opacus computes the same Renyi bound."""
     pytest.importorskip("opacus", reason="needs opacus: pip install '.[privacy]'")
@@ -132,6 +133,7 @@ def test_a_run_that_hides_rows_records_the_largest_budget_of_a_client() -> None:
     assert units == ["client", "row"]
 
 
+@pytest.mark.full
 def test_a_client_with_one_row_more_than_a_batch_spends_more() -> None:
     """It takes two steps with nearly all of its rows in each, the smaller one takes one with all."""
     recipe = recipes.dp_sgd(noise=3.0, batch=20)

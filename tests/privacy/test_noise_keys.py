@@ -57,6 +57,7 @@ def noisy(
     return simulate(recipe, classified(8, 6, 9), network or model(), rounds=rounds, simulator=settings, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -96,6 +97,7 @@ def test_what_the_noise_does_not_follow_from_is_listed_here() -> None:
     assert {*VARIED, "rounds"} | DESCRIBES == prepared._NO_INFLUENCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(VARIED))
 def test_a_setting_without_another_noise_changes_no_number(name: str) -> None:
     plain, varied = noisy(), noisy(**VARIED[name])
@@ -105,6 +107,7 @@ def test_a_setting_without_another_noise_changes_no_number(name: str) -> None:
         assert torch.equal(tensor, theirs)
 
 
+@pytest.mark.full
 def test_a_run_of_more_rounds_begins_with_the_same_ones() -> None:
     fewer, more = noisy(rounds=2), noisy(rounds=3)
     assert fewer.meta["noise_key"] == more.meta["noise_key"]

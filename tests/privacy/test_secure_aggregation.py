@@ -142,6 +142,7 @@ def update(model: Tensor, examples: int = 1, loss: float = 1.0) -> Update:
 # -------------------------------------------------------------------------------------------------------------- the sum
 
 
+@pytest.mark.full
 @settings(few, max_examples=80)
 @given(st.data())
 def test_the_mean_of_the_clients_that_arrived_or_nothing(data: st.DataObject) -> None:
@@ -378,6 +379,7 @@ def test_no_client_gives_both_kinds_of_shares(uploaded: tuple[FakeFederation, Ke
             unmask_for(made, agreement, client, (0, 1, 2, 3) if answered[0] != (0, 1, 2, 3) else (0, 1, 2, 3, 4))
 
 
+@pytest.mark.full
 def test_two_lists_of_survivors_unmask_no_update(
     uploaded: tuple[FakeFederation, KeyAgreement, dict[int, Update]],
 ) -> None:
@@ -480,6 +482,7 @@ def test_other_lists_for_other_clients_are_noticed() -> None:
     assert refused == "there is no share from client 1, who is said to have sent shares"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_garbled_update_moves_the_mean_no_further_than_the_range(place: int) -> None:
     """Whatever one client masks: an honest sum has bounds, and one outside of them is not used."""
@@ -666,6 +669,7 @@ def test_nothing_plain_leaves_a_simulated_client(monkeypatch: pytest.MonkeyPatch
         assert (result.update.examples, result.update.steps, result.update.metrics) == (0, 0, {})
 
 
+@pytest.mark.full
 def test_rounds_of_too_few_are_abandoned_and_the_run_goes_on() -> None:
     """Devices drop out in every exchange of a round; the model moves only where there is a sum."""
     fleet = Homogeneous(dropout=0.1)
@@ -707,6 +711,7 @@ def test_late_updates_stay_masked(scheduling: dict[str, Any]) -> None:
     assert sum(row["arrived"] > 0 for row in run.rounds) >= 3
 
 
+@pytest.mark.full
 def test_noise_at_the_clients_and_noise_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     # other settings have other noise, by which the two runs could not be compared
     monkeypatch.setattr("piebald.runs.prepare._noise_key", lambda *_: "the same")

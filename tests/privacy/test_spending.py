@@ -84,6 +84,7 @@ def test_every_round_is_that_of_dp_accounting(name: str) -> None:
     assert spends(recipe).most_rounds(between) == 4
 
 
+@pytest.mark.full
 def test_a_composition_goes_on_from_fewer_releases_and_begins_anew_for_fewer() -> None:
     losses = LossAccountant()
     for releases in (4, 6, 2):
@@ -91,6 +92,7 @@ def test_a_composition_goes_on_from_fewer_releases_and_begins_anew_for_fewer() -
         assert losses.epsilon(1.0, 0.5, releases, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.full
 def test_the_client_that_spends_most_is_another_one_after_more_rounds() -> None:
     """By Renyi's bound: two steps with 30 of 55 rows spend more than one with all 30 in 6 rounds, and less in 7."""
     recipe = recipes.dp_sgd(lr=0.1, noise=0.8, batch=30)
@@ -224,6 +226,7 @@ def test_later_rounds_are_told_now_and_then() -> None:
     assert len(told) < 250
 
 
+@pytest.mark.full
 def test_who_is_left_when_others_are_excluded_is_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, cohorts of a fixed size were accounted as drawn from all clients, however few of them were left."""
     honest = ResultChecks.reject_reason

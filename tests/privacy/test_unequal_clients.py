@@ -72,6 +72,7 @@ def test_the_stated_epsilon_is_the_largest_of_any_client(part: int) -> None:
             assert largest * (1 - 1e-6) <= epsilon <= largest * (1 + 2e-3), (noise, batch, epochs, rounds, sizes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [1, 6, 7])
 def test_each_accountant_states_its_own_largest(rounds: int) -> None:
     """Before, the client that was largest by some of Renyi's orders: 8.87 was stated for 10.12."""
@@ -84,6 +85,7 @@ def test_each_accountant_states_its_own_largest(rounds: int) -> None:
     assert stated.epsilon_prv == pytest.approx(stated.epsilon_pld, rel=0.02)
 
 
+@pytest.mark.full
 def test_a_run_stops_before_any_client_exceeds_its_budget() -> None:
     recipe, sizes, epsilon = recipes.dp_sgd(noise=0.8, batch=30, epochs=1), [30, 55, 31, 200], 9.0
     rounds = Spending(recipe, sizes, True).most_rounds(epsilon)
@@ -92,6 +94,7 @@ def test_a_run_stops_before_any_client_exceeds_its_budget() -> None:
     assert max(of_client(0.8, 30, 1, rounds + 1, size) for size in sizes) > epsilon
 
 
+@pytest.mark.full
 def test_a_range_of_clients_is_left_out_by_its_bound_and_never_the_largest() -> None:
     recipe, asked = recipes.dp_sgd(noise=1.0, batch=20, epochs=1), list[float]()
     sizes = list(range(1000, 4000))

@@ -70,6 +70,7 @@ def test_counts_follow_the_run(clients, tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.full
 def test_the_page_and_the_command_have_them_and_damage_is_said(clients, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "run"
     run = trained(clients, "fedavg", out=folder)

@@ -38,6 +38,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return piebald.compare(made, clients, model, out=out, **options)
 
 
+@pytest.mark.full
 def test_the_page_shows_clusters_divergence_scores_and_excluded_updates(clustered: Comparison, tmp_path: Path) -> None:
     html = report_page.render(clustered)
     assert 'id="clusters"' in html
@@ -120,6 +121,7 @@ def test_runs_with_one_cluster_have_no_such_section(clustered: Comparison) -> No
     assert drawn == []
 
 
+@pytest.mark.full
 def test_the_privacy_budget_is_in_the_settings() -> None:
     stage = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}
     clients = Iid(clients=3, changes=(FlipPairs(pairs=((0, 1),), clients=(0,)),)).split(data.digits())

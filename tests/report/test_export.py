@@ -68,6 +68,7 @@ def test_onnx_takes_batches_of_any_size(run: Run, rows: Tensor, tmp_path: Path) 
     assert session.get_modelmeta().custom_metadata_map["recipe"] == "hdafl"
 
 
+@pytest.mark.full
 def test_a_folder_for_hugging_face_has_a_card(run: Run, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "folder", 3)
     names = ["README.md", "config.json", "model.onnx", "model.safetensors", "outputs.json", "score.py"]
@@ -83,6 +84,7 @@ def test_a_folder_for_hugging_face_has_a_card(run: Run, tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["server_steps"] == "1"
 
 
+@pytest.mark.full
 def test_a_module_that_saves_itself_is_asked_to(tmp_path: Path) -> None:
     class Pretrained(nn.Linear):
         def save_pretrained(self, save_directory: Path) -> None:

@@ -22,6 +22,7 @@ def a_run(folder: Path, **more) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_page_shows_heterogeneity(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "run", runtime=Simulator(fleet=partition.FastSlow()))
     page = Path(write_report([folder], tmp_path / "page")[0]).read_text("utf-8")

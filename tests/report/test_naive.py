@@ -123,6 +123,7 @@ def test_rows_are_packed_and_nonsense_is_refused() -> None:
             unpacked_values(text)
 
 
+@pytest.mark.full
 def test_a_client_that_is_worse_by_chance_alone_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Inputs are noise, and labels are balanced: whoever scores worse with FedAvg does so by few rows."""
     rng, given = np.random.default_rng(5), {}

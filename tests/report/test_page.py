@@ -276,6 +276,7 @@ def test_colours_of_clusters_are_not_those_of_methods():
     assert not set(chart.DARK) & set(chart.GROUPS_DARK)
 
 
+@pytest.mark.full
 def test_heat_maps_start_at_zero(page):
     heat = next(chart for chart in drawn(page) if chart["id"] == "plot-partition")["data"][0]
     largest = max(cell or 0 for row in heat["z"] for cell in row)

@@ -122,6 +122,7 @@ def test_ties_have_no_winner_and_the_best_is_kept(methods):
     assert found / runs > 0.9
 
 
+@pytest.mark.full
 def test_the_probability_is_as_often_true_as_it_says():
     random = np.random.default_rng(11)
     stated, true = [], []

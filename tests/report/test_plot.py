@@ -112,6 +112,7 @@ def runs_of_sites(clients: Sequence[str], classes: Sequence[str]) -> list[Histor
     return [History(store) for store in stores]
 
 
+@pytest.mark.full
 def test_names_in_figures_are_no_formulas_and_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
     """Before, a dollar sign in a client's name was a traceback, and a pictogram a warning on the terminal."""
     made = runs_of_sites(("$\\frac$", "\N{HOSPITAL} $x_{$"), ("$\\foo$", "\N{HOSPITAL}"))

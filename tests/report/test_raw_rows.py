@@ -47,6 +47,7 @@ def answered(path: Path, frame: pd.DataFrame) -> np.ndarray:
     return answers
 
 
+@pytest.mark.full
 def test_raw_columns_of_every_kind_get_the_probabilities_of_predict(tmp_path: Path) -> None:
     run = trained(table(), "ill", **{**SETTINGS, "gaps": ["-9", "unknown"]})
     new = table().sample(frac=1, random_state=0).reset_index(drop=True)
@@ -63,6 +64,7 @@ def test_raw_columns_of_every_kind_get_the_probabilities_of_predict(tmp_path: Pa
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ".onnx"] == []
 
 
+@pytest.mark.full
 def test_categories_without_rare_ones_and_gaps(tmp_path: Path) -> None:
     frame = table()[["site", "ward", "age", "ill"]].query("ward in ['a', 'b']").fillna({"age": 50.0})
     run = trained(frame, "ill", nn.Linear(3, 2), least_rows=1)
@@ -70,6 +72,7 @@ def test_categories_without_rare_ones_and_gaps(tmp_path: Path) -> None:
     np.testing.assert_allclose(answered(run.save(tmp_path / "m.onnx"), new), run.predict(new), atol=1e-5)
 
 
+@pytest.mark.full
 def test_numbers_are_predicted_in_their_unit_after_the_effect_of_the_client(tmp_path: Path) -> None:
     frame = table()[["site", "age", "whole", "raw"]].assign(dose=lambda frame: 100 + 10 * frame["raw"])
     frame["age"] += 20 * (frame["site"] == "a")
@@ -80,6 +83,7 @@ def test_numbers_are_predicted_in_their_unit_after_the_effect_of_the_client(tmp_
         np.testing.assert_allclose(own, run.preparation.transform(frame, client), atol=1e-6)
 
 
+@pytest.mark.full
 def test_dates_are_refused_with_the_preparation_beside_the_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

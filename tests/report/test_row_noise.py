@@ -45,6 +45,7 @@ def pair(rng: np.random.Generator, sizes: list[int], disagree: float, gain: floa
     return of_rows(ours), of_rows(theirs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("clients", "rows", "disagree"), [(2, 200, 0.1), (10, 20, 0.1), (10, 100, 0.3), (3, 300, 0.005)]
 )
@@ -226,6 +227,7 @@ def test_the_noise_of_areas_under_curves_is_that_of_delong() -> None:
     assert gap.error == pytest.approx(variance**0.5, rel=0.06)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["rmse", "balanced_accuracy"])
 def test_intervals_of_metrics_of_all_rows_hold_the_truth(name: str) -> None:
     """Three clients of 45 rows, more than there are groups in a jackknife, on which two models err together."""
@@ -253,6 +255,7 @@ def test_a_metric_that_needs_a_row_says_nothing_of_its_noise() -> None:
     assert np.isnan(cell("auc", np.arange(5.0), np.array([0.0, 0.0, 1.0, 0.0, 0.0]))[1]).all()
 
 
+@pytest.mark.full
 def test_methods_are_compared_on_rows_by_any_metric() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype("float32")
@@ -264,6 +267,7 @@ def test_methods_are_compared_on_rows_by_any_metric() -> None:
     assert compared.naive["the most frequent class"].values.tolist() == [[0.5, 0.5]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("methods", [1, 4])
 @pytest.mark.parametrize("rows", [10, 60])
 def test_guesses_are_not_called_better_than_answers_that_need_no_model(methods: int, rows: int) -> None:

@@ -51,6 +51,7 @@ def scored(folder: Path, rows: Path) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(told.stdout))
 
 
+@pytest.mark.full
 def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
     table()[["dose", "site", "age"]].to_csv(tmp_path / "new.csv", index=False)
     folder = run.save(tmp_path / "folder", calibrate=True)
@@ -67,6 +68,7 @@ def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
     assert all(column.shape == (0,) for column in scorer.predict(table().head(0)).values())
 
 
+@pytest.mark.full
 def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
     """Dates have no operator of ONNX, and are read by the program, as are units."""
     frame, path = table(), tmp_path / "rows.csv"
@@ -92,6 +94,7 @@ def test_a_folder_scores_a_file_as_it_is_written(tmp_path: Path) -> None:
         score.Scorer(folder).predict(score.read(path))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

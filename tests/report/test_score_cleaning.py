@@ -49,6 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return piebald.run("ditto", clients, model, rounds=2, runtime=HERE, measure="none", out=out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("separator", [",", ";"])
 @pytest.mark.parametrize("client", ["a", "b"])
 def test_a_folder_answers_for_raw_rows_as_predict_does(
@@ -66,6 +67,7 @@ def test_a_folder_answers_for_raw_rows_as_predict_does(
     pd.testing.assert_frame_equal(answers, run.predict(numbers, client=client), rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("column", "value", "sentence"),
     [

@@ -118,6 +118,7 @@ def test_a_newcomer_is_compared_with_training_alone_with_at_least_the_work_of_a_
     assert alone.loss == expected
 
 
+@pytest.mark.full
 def test_a_shared_model_is_kept_unless_another_is_better_by_more_than_luck(clients) -> None:
     """With two thirds of all digits the global model is good for a newcomer, and its few rows prove nothing."""
     many = partition.Iid(clients=4, validation=0.2).split(data.digits())
@@ -246,6 +247,7 @@ def test_a_run_folder_gives_the_same_as_the_run(finished, clients) -> None:
     assert one.methods == two.methods
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "runtime",
     [

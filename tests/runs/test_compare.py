@@ -89,6 +89,7 @@ def _refused(clients: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.full
 def test_recipes_may_have_models_of_their_own(clients: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "runtime": HERE, "out": tmp_path}
     own = {"local": nn.Linear(4, 3), "fedavg": network}
@@ -102,6 +103,7 @@ def test_recipes_may_have_models_of_their_own(clients: Any, tmp_path: Path) -> N
         piebald.compare(["local", "fedavg"], clients, {**own, "fedavgg": network}, **options)
 
 
+@pytest.mark.full
 def test_a_recipe_without_need_of_validation_rows_trains_on_them(tmp_path: Path) -> None:
     """FedAvg on all rows beside a recipe that holds some out, as in Metis; test rows stay, so that both pair."""
     clients = piebald.partition.Iid(clients=3, limit=150, validation=0.2, seed=0).split(piebald.data.digits())
@@ -127,6 +129,7 @@ def _two_of_twenty_rows(**more: Any) -> PooledClients:
     return PooledClients(x, torch.from_numpy(row % 3), parts, names=["ann", "bob"], classes=["x", "y", "z"], **more)
 
 
+@pytest.mark.full
 def test_communication_gain_is_bytes_of_all_rows_over_bytes_sent() -> None:
     """Table 5 of HDAFL's paper, by hand: 25 shared and 18 private numbers of 4 bytes, two clients, two rounds."""
     clients, options = _two_of_twenty_rows(), {"runtime": HERE, "rounds": 2, "seeds": (0, 1), "pooled": ["centre"]}
@@ -208,6 +211,7 @@ def _three_parts() -> PooledClients:
     return piebald.partition.Iid(clients=2, limit=60, validation=0.2, seed=0).split(piebald.data.digits())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changed",
     [_table, lambda: standardised(_three_parts()), lambda: standardised(embedded(_three_parts(), nn.Flatten()))],

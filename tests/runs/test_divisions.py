@@ -63,6 +63,7 @@ def test_a_client_that_does_not_train_has_no_part_in_the_model(recipe: str, sett
     assert runs[0].per_client[2] != runs[1].per_client[2]
 
 
+@pytest.mark.full
 def test_scores_are_of_held_out_clients_and_of_all_that_only_test() -> None:
     held = run(clients=piebald.clients_from(table(), **ASKED, split={"hold_out": ["west"], "test": 0.25}))
     assert held.held_out == ["west"]
@@ -74,6 +75,7 @@ def test_scores_are_of_held_out_clients_and_of_all_that_only_test() -> None:
     assert tested.figures(untrained=False)["mean"] == tested.final["mean"]
 
 
+@pytest.mark.full
 def test_leaving_each_site_out_gives_one_score_for_each_and_their_interval(tmp_path: Path) -> None:
     """The interval is Student's t over the sites' scores."""
     clients = data.cross_validation(table(), {"hold_out": "each"}, **ASKED)
@@ -94,6 +96,7 @@ def test_leaving_each_site_out_gives_one_score_for_each_and_their_interval(tmp_p
     assert [ended.final["wall"] for ended in again.runs] == [ended.final["wall"] for ended in compared.runs]
 
 
+@pytest.mark.full
 def test_folds_are_paired_fold_by_fold() -> None:
     clients = data.cross_validation(table(), {"folds": 3, "group": "patient"}, **ASKED)
     compared = compare(["fedavg", "local"], clients, model(), rounds=1, seeds=(0, 1), runtime=HERE)

@@ -111,6 +111,7 @@ def test_numbers_come_back_in_their_own_unit() -> None:
     assert np.abs(difference).max() < 0.1 * y.std()
 
 
+@pytest.mark.full
 def test_a_fitted_estimator_is_a_value() -> None:
     x, y, groups = unlike(60)
     frame = pd.DataFrame(x, columns=["age", "dose", "weight"])

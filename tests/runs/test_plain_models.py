@@ -86,6 +86,7 @@ def test_pictures_have_no_plain_models() -> None:
     assert not plain(clients).makers
 
 
+@pytest.mark.full
 def test_whether_it_pays_is_said_against_the_best_of_those_alone() -> None:
     """Each client has a linear rule of its own: one step of a network shows little of it."""
     clients = clients_of(80)
@@ -101,6 +102,7 @@ def test_whether_it_pays_is_said_against_the_best_of_those_alone() -> None:
     assert f"{found.plain_alone.name} of each client alone {100 * test.mean:.1f}%" in " ".join(found.text().split())
 
 
+@pytest.mark.full
 def test_compare_keeps_plain_models_beside_local_and_holds_the_leader_against_the_best_that_is_alone(
     tmp_path: Path,
 ) -> None:

@@ -146,6 +146,7 @@ def test_the_model_of_a_cluster(tmp_path: Path) -> None:
             made.predict(table(), "south")
 
 
+@pytest.mark.full
 def test_a_temperature_has_the_lowest_loss_on_validation_rows() -> None:
     held = clients(table())
     made = piebald.run(recipes.fedavg(lr=0.3, epochs=20), held, network(3), rounds=2, runtime=HERE)
@@ -164,6 +165,7 @@ def test_a_temperature_has_the_lowest_loss_on_validation_rows() -> None:
         )
 
 
+@pytest.mark.full
 def test_what_cannot_be_calibrated_is_refused(plain: Run) -> None:
     bare = piebald.clients_from(table(), client="site", target="ill", features=["dose", "age"])
     with pytest.raises(SettingError, match="calibrate needs validation rows, and there are none here"):
@@ -188,6 +190,7 @@ def pairs(target: Any) -> Any:
     return piebald.clients_from({"a": (x, target(x)), "b": (-x, target(x))}, test=0.3)
 
 
+@pytest.mark.full
 def test_labels_have_a_probability_each_and_a_risk_orders_rows() -> None:
     labels = pairs(lambda x: (x[:, :2] > 0).float())
     made = piebald.run("fedavg", labels, lambda seed: nn.Linear(4, 2), rounds=1, loss="multilabel", runtime=HERE)
@@ -206,6 +209,7 @@ def test_labels_have_a_probability_each_and_a_risk_orders_rows() -> None:
     assert float(concordance.compute()) == pytest.approx(made.per_client[1])
 
 
+@pytest.mark.full
 def test_places_of_a_sequence_have_the_name_of_a_class_and_tokens_of_a_language_are_refused() -> None:
     class Tagger(nn.Module):
         def __init__(self, classes: int) -> None:

@@ -43,6 +43,7 @@ def run(file: Path, *flags: str, rounds: int = 2, **options: Any) -> Run:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_words_and_gaps_train_and_the_preparation_is_kept(tmp_path: Path) -> None:
     file = experiment(tmp_path, wards(), WARDS)
     made = run(file)
@@ -86,6 +87,7 @@ def test_it_is_fitted_to_the_training_rows_of_clients_that_take_part(tmp_path: P
     assert not held_out or held_out == [name]
 
 
+@pytest.mark.full
 def test_metrics_are_told_in_the_targets_own_unit(tmp_path: Path) -> None:
     table = prices()
     made = run(experiment(tmp_path, table, PRICES), rounds=40)
@@ -110,6 +112,7 @@ def test_a_metric_in_another_unit_keeps_its_kind() -> None:
     assert not hasattr(InUnit(METRICS["absolute_error"], 5.0, 10.0), "update")
 
 
+@pytest.mark.full
 def test_engines_agree_on_metrics_of_scores(tmp_path: Path) -> None:
     file = experiment(tmp_path, prices(), PRICES)
     plan = ExperimentSettings.load(file).plan()
@@ -121,6 +124,7 @@ def test_engines_agree_on_metrics_of_scores(tmp_path: Path) -> None:
     assert figures == pytest.approx([figures[0]] * 3, rel=1e-4)
 
 
+@pytest.mark.full
 def test_newcomers_are_prepared_as_the_run(tmp_path: Path) -> None:
     run(experiment(tmp_path, wards(), WARDS))
     newcomer = wards()[:50].drop(columns="hospital")[["ward", "ill", "age"]]

@@ -145,6 +145,7 @@ def test_what_has_no_threshold_is_told_in_one_sentence(trained: Any) -> None:
         run.threshold("f1")
 
 
+@pytest.mark.full
 def test_an_experiment_asks_for_thresholds_and_the_comparison_says_what_they_change(tmp_path: Path) -> None:
     """Two runs of an experiment's settings say the same as `at_thresholds`, beside other results and on the page."""
     made = piebald.compare(
@@ -203,6 +204,7 @@ def test_predictions_name_the_class_by_the_threshold_of_the_run(
     assert list(made.predict(x, cluster=0).columns) == ["no", "yes"]
 
 
+@pytest.mark.full
 def test_the_command_says_how_it_names_the_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_no_more_workers_are_started_than_there_are_clients(parts: Any) -> None:
     assert run.meta["runtime"]["workers"] == 3
 
 
+@pytest.mark.full
 def test_every_public_name_is_a_subject(tmp_path: Path) -> None:
     """What is added to a public list is fuzzed at once, or named as left out."""
     calls = fuzzer("api_fuzzer")

@@ -360,6 +360,7 @@ def test_a_parquet_of_equal_numbers_is_refused_by_its_metadata(tmp_path: Path) -
     assert peak() - before < 1 << 30
 
 
+@pytest.mark.full
 def test_a_parquet_of_equal_texts_is_metered_while_it_is_read(tmp_path: Path, little_memory: None) -> None:
     """By its metadata it is small: the text is in it once."""
     path = parquet(tmp_path / "t.parquet", 20_000, 1, client="a" * 100_000, target=1)
@@ -388,6 +389,7 @@ def test_a_parquet_of_many_damages_is_one_sentence(tmp_path: Path) -> None:
     assert peak() - before < 1 << 30
 
 
+@pytest.mark.full
 def test_a_parquet_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(
@@ -478,6 +480,7 @@ def test_what_is_packed_twice_is_unpacked_once(tmp_path: Path) -> None:
     refused(lambda: read_table(tmp_path / "t.csv"), kind=SettingError)
 
 
+@pytest.mark.full
 def test_what_is_packed_is_metered(tmp_path: Path, little_memory: None) -> None:
     bomb = gzip.compress(bytes(100 << 20))
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * (25 << 20)))
@@ -563,6 +566,7 @@ def test_images_in_arrays_are_jpeg_and_nothing_else() -> None:
     assert decode(stored, np.array([0, len(stored)]), "file").shape == (1, 3, 8, 8)
 
 
+@pytest.mark.full
 def test_pictures_of_absurd_size_and_many_frames_take_little_memory(tmp_path: Path) -> None:
     before = peak()
     bmp = bytearray(picture("BMP"))
@@ -617,6 +621,7 @@ def test_a_flag_of_absurd_parts_is_refused() -> None:
     refused(lambda: value_of(f"{{ {LONG_KEY} = 1 }}", "--set a"), "--set", SettingError)
 
 
+@pytest.mark.full
 def test_many_values_are_read_once() -> None:
     """Before, each value counted all lines before it: minutes for a file of a megabyte."""
     text = "\n".join(f"k{number} = [{number}, 1]" for number in range(20_000))
@@ -650,6 +655,7 @@ def test_long_texts_are_no_long_keys(text: str) -> None:
 # ---------------------------------------------------------------------------------------------- sizes of networks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [{"hidden": [10**9]}, {"hidden": [10**5] * 3}, {"hidden": [10**12]}, {"hidden": [1] * 25_000}],

@@ -72,6 +72,7 @@ def offered(folder: Path, recipe: str, rules: dict[str, Any], rare: bool, policy
         return str(error)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rules", [ORACLE, COUNT])
 def test_no_rule_tells_of_a_single_row_that_a_run_protects(tmp_path: Path, rules: dict[str, Any]) -> None:
     told = {offered(tmp_path, "dp_sgd", rules, rare, {}) for rare in (False, True)}
@@ -105,6 +106,7 @@ def test_a_policy_says_whose_rules_clean(policy: dict[str, Any], protects: bool,
     assert Policy.model_validate(policy).cleaning_reject_reason(protects, None) is None
 
 
+@pytest.mark.full
 def test_a_site_takes_only_the_rules_whose_digest_it_has_pinned(tmp_path: Path) -> None:
     """A run with others is refused, also with none, since rows would then be taken in another unit."""
     digest = Cleaning.model_validate(COUNT).sha256

@@ -155,6 +155,7 @@ def audited(archive: Path, commands: dict[str, str]) -> None:
     assert [line for line, code in codes if code] == [], done.stderr
 
 
+@pytest.mark.full
 def test_commands_on_a_run_import_nothing_that_lies_beside_it(archive: Path) -> None:
     audited(archive, {name: COMMANDS[name] for name in ("export", "resume", "predict", "report")})
 

@@ -112,12 +112,14 @@ def test_the_rule_goes_by_model_and_clients(recipe: Any, sizes: tuple[int, ...],
     assert (run.meta["runtime"]["engine"], run.meta["runtime"]["stack"]) == expected
 
 
+@pytest.mark.full
 def test_what_is_given_stays_as_it_is() -> None:
     run = simulated(piebald.Simulator(deterministic=True, engine="vmapped", stack=4, workers=2))
     chosen = run.meta["runtime"]
     assert (chosen["engine"], chosen["stack"], chosen["workers"]) == ("vmapped", 4, 2)
 
 
+@pytest.mark.full
 def test_the_number_of_workers_does_not_show_in_the_bits() -> None:
     """Not promised, since stacks are shared out among workers; but sums are in float64, so it practically holds."""
     ends = [simulated(piebald.Simulator(deterministic=True, workers=workers)).start() for workers in (0, 3)]

@@ -381,6 +381,7 @@ def test_without_protection_reasons_are_told() -> None:
     assert contents(gate.result(task, None, "cannot train on 2 rows"))["failure"] == "cannot train on 2 rows"
 
 
+@pytest.mark.full
 def test_a_refusal_that_follows_from_the_policy_alone_is_told() -> None:
     work, policy = hidden(RUNS["DP-SGD"][0]), Policy()
     task = Task(1, 0, 0, {"model": work.initial}, Evaluate())

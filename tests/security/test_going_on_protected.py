@@ -54,6 +54,7 @@ def common(*transforms: str) -> Recipe:
     return recipes.make("fedavg", lr=0.1, batch=10).with_(transforms=(numbers, *transforms))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after", "taken"),
     [

@@ -154,6 +154,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("extreme", [np.inf, *(pytest.param(one, marks=FULL) for one in (np.nan, 3e38, 1e25))])
 def test_training_succeeds_whatever_is_in_a_row(settings: dict[str, Any], extreme: float) -> None:
@@ -318,6 +319,7 @@ def test_how_gradients_are_computed_is_decided_by_no_row(
     assert counts[0] == counts[1] > 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched"])
 def test_clipped_sums_are_in_full_precision_under_autocast(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, no client could train by DP-SGD with bfloat16, whose sums were in it."""

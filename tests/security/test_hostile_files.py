@@ -316,6 +316,7 @@ def test_an_npz_bomb_is_refused(tmp_path: Path, members: dict[str, bytes]) -> No
     assert "rows.npz" in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_png_bomb_is_refused(tmp_path: Path) -> None:
     """Before, a DecompressionBombError came through."""
     folder = tmp_path / "images" / "class"

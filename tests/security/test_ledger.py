@@ -136,6 +136,7 @@ def told_of(work: Any = WORK, **changed: Any) -> dict[str, Any]:
     return {**json.loads(terms(work, experiment, ["a", "b", "c"], ["a", "b", "c"], ["0", "1"])), **changed}
 
 
+@pytest.mark.full
 def test_every_field_of_the_terms_names_another_answer_and_costs(tmp_path: Path) -> None:
     """Fields are found by introspection, so one that is added later is among them."""
     told = told_of()
@@ -336,6 +337,7 @@ def test_moved_constants_of_the_terms_do_not_move_an_edge_for_nothing(tmp_path: 
     assert sum(answer is not None for answer in outcomes) == 1
 
 
+@pytest.mark.full
 def test_a_patient_more_a_day_has_noise_of_its_own(tmp_path: Path) -> None:
     """Before, the noise was that of the question, so the difference of two days was the class of one patient."""
     test = CLIENTS.rows(0, "test")

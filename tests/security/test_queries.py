@@ -125,6 +125,7 @@ def test_beside_any_protection_the_default_is_no_queries(query: Query) -> None:
     assert ask(runner(Policy()), Evaluate(split="train"))[1] is None  # without protection nothing changes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", PROTECTED)
 def test_named_queries_are_answered_about_rows_that_the_policy_opens(case: str) -> None:
     site = runner(Policy(queries=["evaluate", "validate"]), PROTECTED[case])

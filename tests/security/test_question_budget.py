@@ -240,6 +240,7 @@ def test_a_moved_edge_is_another_question_for_ever(tmp_path: Path) -> None:
     assert ask(more, thresholds(0.0002))[0] is None
 
 
+@pytest.mark.full
 def test_a_run_that_is_evaluated_in_each_of_100_rounds_is_answered(tmp_path: Path) -> None:
     for policy in (Policy(), Policy(queries=["evaluate"], least_rows=10)):
         where = site(policy, tmp_path / f"{policy.least_rows}")
@@ -294,6 +295,7 @@ def test_counts_of_chosen_models_have_noise_where_rows_are_hidden(seed: int, mon
     assert sum(torch.equal(one.vectors["confusion"], exact.vectors["confusion"]) for one in given) <= 3
 
 
+@pytest.mark.full
 def test_versions_that_a_server_invents_are_not_believed_for_ever() -> None:
     """Before, 500 models at 500 versions passed where a policy examines one of each version."""
     for examined in (1, 2):

@@ -398,6 +398,7 @@ def test_one_sentence_says_what_allows_the_user_s_own_plugin(
     assert main(["export", str(run), "--out", out, "--plugin", listed]) == 0
 
 
+@pytest.mark.full
 def test_rows_of_a_function_in_the_user_s_own_file_are_allowed_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_run_without_noise_on_the_same_rows_leaves_nothing_hidden() -> None:
         assert "1 of 2 runs hide nothing" in found["row"]["meaning"]
 
 
+@pytest.mark.full
 def test_deltas_that_add_up_to_one_promise_nothing() -> None:
     assert together([meta(1.0)] * 1000)[0]["epsilon"] == pytest.approx(1000)
     assert together([meta(0.1)] * 1_000_000)[0]["epsilon"] is None
@@ -57,6 +58,7 @@ def test_units_are_added_apart_and_what_came_before_is_named() -> None:
     assert all("comes on top" in one["meaning"] for one in found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("noise", "share", "steps", "runs"), [(1.0, 0.1, 40, 5), (2.0, 0.5, 10, 3), (8.0, 1.0, 20, 6)])
 def test_the_sum_is_at_least_what_dp_accounting_says_of_all_together(
     noise: float, share: float, steps: int, runs: int
@@ -103,6 +105,7 @@ def one_run(folder: Path) -> Mapping[str, Any]:
     return budgets[0]
 
 
+@pytest.mark.full
 def test_a_comparison_says_what_all_seeds_and_methods_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before, the page stated one run's epsilon for five seeds on the same rows."""
     once = one_run(tmp_path / "one")["epsilon_pld"]

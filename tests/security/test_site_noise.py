@@ -43,6 +43,7 @@ def upload(runner: TaskRunner, version: int = 3) -> Tensor:
     return made.vectors["model"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("recipe", "policy"),
     [(CLIENT, Policy()), (CLIENT, Policy(noise=0.5)), (ROWS, Policy())],
@@ -69,6 +70,7 @@ def test_the_server_cannot_make_the_noise_from_what_it_knows(recipe: Recipe) -> 
     assert float((upload(site(recipe)) - one).abs().max()) > 0.01
 
 
+@pytest.mark.full
 def test_noise_at_a_site_has_the_deviation_that_was_stated() -> None:
     runner = site(recipes.fedavg(lr=1e-9).with_(transforms=[NOISE]))
     drawn = torch.cat([upload(runner) for _ in range(300)])

@@ -128,6 +128,7 @@ def test_requests_without_a_token_are_no_wrong_ones(tmp_path: Path) -> None:
     assert page.get(token)[0] == 200
 
 
+@pytest.mark.full
 def test_few_addresses_are_remembered_and_a_network_counts_as_one() -> None:
     wrong = WrongTokens(Clock())
     for number in range(5000):

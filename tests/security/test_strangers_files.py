@@ -160,6 +160,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 GIVEN = {"rows.parquet", "e.toml"}
 
 
+@pytest.mark.full
 def test_what_is_written_is_its_owners_alone(written: Path) -> None:
     """Before, run.db and its journals were 644 in a folder of 755, and predicted.csv as the umask was."""
     files = [path for path in written.rglob("*") if path.is_file() and path.name not in GIVEN]
@@ -188,6 +189,7 @@ def test_the_files_of_a_run_that_goes_on_are_its_owners_alone(written: Path, tmp
         os.umask(before)
 
 
+@pytest.mark.full
 def test_nothing_that_is_written_has_invisible_letters(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def asked(archive: Path, query: str, url: str = "sqlite:///own.db") -> object:
     return read_table(archive / "q.sql")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HEAVY)
 def test_a_query_that_takes_too_much_ends_with_one_sentence(
     name: str, archive: Path, monkeypatch: pytest.MonkeyPatch

@@ -260,6 +260,7 @@ def sent(
     return [opened(frame) for frame in recorded.frames]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernel", ["linear", KERNELS[-1]], ids=str)
 @pytest.mark.parametrize("victim", ROLES)
 def test_no_cell_of_a_row_changes_what_is_sent_but_through_releases(victim, kernel, tmp_path, monkeypatch):

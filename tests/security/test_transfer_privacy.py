@@ -249,6 +249,7 @@ def test_an_attack_stays_below_the_stated_epsilon_and_finds_half_the_noise():
 # --------------------------------------------------------------------------------------------------- what is left out
 
 
+@pytest.mark.full
 def test_no_losses_are_computed_with_noise_and_the_statement_counts_releases(tmp_path):
     settings = noisy(data={"name": "breast_cancer", "overlap": 100})
     made = run(settings, out=tmp_path / "run", tell=lambda _: None)
@@ -381,6 +382,7 @@ ODD = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["age", "town", "repaid"])
 @pytest.mark.parametrize(
     "words", [("A", "B"), ("1", "2"), ("007", "008"), ("1.50", "2.50"), ("True", "False")], ids=str

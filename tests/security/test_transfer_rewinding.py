@@ -146,6 +146,7 @@ def test_a_partner_that_comes_back_as_another_one_is_told_no_more_than_the_plan(
     assert_within_plan(tmp_path, made)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", [NOISY, {"kind": "smmd", "kernel": "linear"}], ids=["noise", "none"])
 def test_ten_interruptions_tell_nothing_more_and_end_with_the_same_weights(tmp_path, method):
     """Before, ten interruptions of 20 steps made 220 releases; a repeated step now tells the very same numbers."""

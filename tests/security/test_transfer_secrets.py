@@ -279,6 +279,7 @@ def test_the_bound_is_told_before_the_start_and_names_steps_and_rows():
     assert own.most_steps == 400 * 19 * 6 // (80 * 9)
 
 
+@pytest.mark.full
 def test_a_run_beyond_the_bound_warns_and_one_within_does_not(tmp_path, recwarn):
     from piebald.vertical.transfer_runs import run
 

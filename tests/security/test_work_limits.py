@@ -136,6 +136,7 @@ def busy(seconds: float) -> None:
             continue
 
 
+@pytest.mark.full
 def test_whatever_computes_is_ended() -> None:
     """Before, only what ran the model looked at the time."""
     watch = TaskWatch(WorkLimits(seconds=0.2))
@@ -148,6 +149,7 @@ def test_whatever_computes_is_ended() -> None:
     assert watch.run(lambda: busy(0.3), tasks=100) is None
 
 
+@pytest.mark.full
 def test_a_tracer_goes_on_after_a_task() -> None:
     """Before, each task asked the interpreter to take an error back, and a process that is traced stood still."""
     program = (
@@ -175,6 +177,7 @@ def test_a_task_that_takes_too_much_memory_ends() -> None:
         TaskWatch(WorkLimits(gigabytes=0.2)).run(grow)
 
 
+@pytest.mark.full
 def test_what_ends_while_it_is_ended_leaves_no_error_behind() -> None:
     """The time is up at about the moment at which the work is done, again and again."""
     for _ in range(200):

@@ -39,6 +39,7 @@ def expected(results: list[dict[str, Any]], layout: Layout, control: bool) -> li
     return costs
 
 
+@pytest.mark.full
 @settings(few, max_examples=15)
 @given(st.data())
 def test_every_number_sent_costs_four_bytes(data: st.DataObject) -> None:

@@ -255,6 +255,7 @@ def test_a_model_gets_what_its_signature_names(lab: str) -> None:
         models.build_model(f"{lab}:wrong", (3,), 2)
 
 
+@pytest.mark.full
 def test_losses_and_metrics(lab: str, tmp_path: Path) -> None:
     """They are found again when the run is resumed, since the run folder keeps their names."""
     clients = partition.Iid(clients=3, limit=90).split(data.load(f"{lab}:rows"))

@@ -103,6 +103,7 @@ def test_what_python_alone_has_is_recorded_as_plain_values() -> None:
     assert record["trackers"] == [{"kind": "mine"}]
 
 
+@pytest.mark.full
 def test_a_run_records_every_setting() -> None:
     clients = piebald.partition.Iid(clients=3, limit=60, validation=0.2).split(piebald.data.digits())
     options = OTHERS | {"unseen": 0, "keep": "best", "threshold": None, "trackers": [], "runtime": Simulator()}

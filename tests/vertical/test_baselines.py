@@ -94,6 +94,7 @@ def test_labels_of_one_kind_alone_say_nothing():
     assert verdict_of(tables_of({0: []})) is None
 
 
+@pytest.mark.full
 def test_a_simulation_prints_what_it_is_without_alignment_and_by_ftl(tmp_path):
     settings = small(method={"kind": "smmd", "kernel": "linear"}, runtime={"compare": True}, steps=2)
     made = run(settings, out=tmp_path / "run")
@@ -107,6 +108,7 @@ def test_a_simulation_prints_what_it_is_without_alignment_and_by_ftl(tmp_path):
     assert printed["does it pay"] == made.verdict
 
 
+@pytest.mark.full
 def test_several_seeds_are_so_many_runs_with_one_verdict_and_finished_ones_are_not_trained_again(tmp_path):
     settings, steps = small(steps=2, watch_every=1, seed=5), []
     found = vertical.compare(settings, (0, 3), tmp_path / "runs", watch=steps.append)
@@ -131,6 +133,7 @@ def test_one_party_alone_is_not_repeated_with_seeds(tmp_path):
         vertical.compare(settings, (0, 1))
 
 
+@pytest.mark.full
 def test_a_target_with_labels_of_its_own_is_told_what_these_alone_give(folder):  # noqa: F811
     made = run(own())
     held = load_files(own().files, ("target",), own().data.test, own().seed)["target"]

@@ -119,6 +119,7 @@ RULES = {
 }
 
 
+@pytest.mark.full
 def test_a_partys_own_rules_clean_its_rows_before_training_and_at_prediction(folder):
     """The same model and scores as of rows that were clean before; the ledger knows them as the rows of the file."""
     _, shop = people()
@@ -214,6 +215,7 @@ def apart(one, other, simulated=True, out="run of"):
     return said
 
 
+@pytest.mark.full
 def test_each_party_names_and_reads_its_own_file_only(folder):
     together = run(own(), out="both")
     said = apart(own(target=False), own(source=False))
@@ -229,6 +231,7 @@ def test_parties_whose_keys_differ_part_with_a_reason(folder):
     assert any("and tables with the same keys" in str(error) for error in said.values())
 
 
+@pytest.mark.full
 def test_what_parties_tell_with_noise_is_spent_in_the_ledger_of_their_rows(folder):
     """Before, only a run's own folder knew of it, so that a new folder began anew."""
     source, target = STATED_SOURCE, STATED_TARGET

@@ -55,6 +55,7 @@ def words(role: str, table: str, credentials: str, *more: str, timeout: int = 60
             "--quiet", *more]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_source_meets_several_targets_one_after_the_other_which_all_wait(folder):
     bank = words("source", "bank", "server", *(part for name in SHOPS for part in ("--partner", name)))
     assert at_once(bank, *(words("target", name, name) for name in SHOPS)) == [0, 0, 0]
@@ -69,6 +70,7 @@ def test_a_source_meets_several_targets_one_after_the_other_which_all_wait(folde
     assert sum(count for entry, count in entries if entry[0] == "match" and "server" in entry) == 2
 
 
+@pytest.mark.full
 def test_one_that_does_not_come_costs_the_others_nothing(folder, capfd):
     bank = words("source", "bank", "server", "--partner", "shop-a", "--partner", "shop-b", timeout=8)
     assert at_once(bank, words("target", "shop-b", "shop-b")) == [1, 0]

@@ -26,6 +26,7 @@ from .conftest import small, train_both
 from .test_files import STATED_TARGET, TARGET, folder, own, people, pytestmark  # noqa: F401
 
 
+@pytest.mark.full
 def test_scores_of_the_file_have_row_numbers_and_keys_and_new_rows_are_prepared_alike(folder, capsys):  # noqa: F811
     _, shop = people()
     run(own(), out="run")
@@ -55,6 +56,7 @@ def test_scores_of_the_file_have_row_numbers_and_keys_and_new_rows_are_prepared_
     np.testing.assert_allclose(pandas.read_csv("scores.csv")["score"], found["score"], rtol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", [TARGET, STATED_TARGET], ids=["by rows", "stated"])
 def test_a_single_row_is_scored_as_among_all(folder, target):  # noqa: F811
     _, shop = people()
@@ -75,6 +77,7 @@ def test_rows_from_python_are_scored_by_the_names_of_their_features(tmp_path):
     np.testing.assert_allclose(found["score"], target.predict(held["target"].test).numpy(), rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -103,6 +106,7 @@ def test_what_cannot_be_predicted_is_one_sentence(folder, capsys, words, said): 
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damaged", ["vectors-3.safetensors", "run.db", {"preparation": {}}, {"rate": []}])
 def test_a_damaged_folder_is_one_sentence(folder, damaged):  # noqa: F811
     run(own(), out="run")
@@ -116,6 +120,7 @@ def test_a_damaged_folder_is_one_sentence(folder, damaged):  # noqa: F811
     assert isinstance(raised.value, PiebaldError)
 
 
+@pytest.mark.full
 def test_settings_that_name_a_larger_network_than_was_trained_take_no_memory(folder):  # noqa: F811
     """They lie in a folder that may come from a stranger: 16 TB of weights would be made before they are compared."""
     run(own(), out="run")
@@ -158,6 +163,7 @@ def test_records_that_no_transfer_makes_are_one_sentence(finished, tmp_path, cap
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("translator", [[0.0] * 3, [float("nan")] * 8, [[0.0]] * 8])
 def test_a_translator_of_another_network_is_one_sentence(folder, translator):  # noqa: F811
     run(own(), out="run")
@@ -167,6 +173,7 @@ def test_a_translator_of_another_network_is_one_sentence(folder, translator):  #
         vertical.predict("run", people()[1])
 
 
+@pytest.mark.full
 def test_what_is_stored_holds_no_row(folder):  # noqa: F811
     run(own(), out="run")
     with PartyStore.open_read_only("run/target") as store:

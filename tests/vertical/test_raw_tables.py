@@ -41,6 +41,7 @@ def settings(**changes):
     return small(**(made | changes))
 
 
+@pytest.mark.full
 def test_the_rows_that_both_have_are_named_alike_and_nothing_else_is_a_feature(raw):
     made = named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
     tables = {role: pandas.read_csv(f"run/{role}.csv") for role in ("source", "target")}
@@ -137,6 +138,7 @@ def test_rows_are_the_same_for_a_ledger_and_for_a_preparation_after_a_match(tmp_
     assert again["=odd"].fillna("").tolist() == frame["=odd"].fillna("").tolist()
 
 
+@pytest.mark.full
 def test_the_simulated_command_takes_two_tables(raw, capsys):
     file = raw / "transfer.toml"
     file.write_text(small(data={"test": 0.5}, overlap_batch=20, steps=2).text())

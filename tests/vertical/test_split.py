@@ -82,6 +82,7 @@ def test_the_number_of_a_partys_columns_changes_no_length():
     assert sent[0] == sent[1]
 
 
+@pytest.mark.full
 def test_a_run_gone_on_with_ends_as_one_that_was_not_interrupted(tmp_path):
     settings = split(steps=5, checkpoint_every=2)
     run(settings, out=tmp_path / "calm")
@@ -99,6 +100,7 @@ def test_a_run_gone_on_with_ends_as_one_that_was_not_interrupted(tmp_path):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.full
 def test_it_uses_what_the_source_alone_knows_and_says_what_is_beside_it():
     settings = split(steps=60, lr=0.1, runtime={"compare": True})
     result = run(settings)
@@ -108,6 +110,7 @@ def test_it_uses_what_the_source_alone_knows_and_says_what_is_beside_it():
     assert "target can compute these rows' labels" in result.secrecy["method"]
 
 
+@pytest.mark.full
 def test_scores_need_both_parties_rows_of_the_same_keys(folder, capsys):  # noqa: F811
     bank, shop = people()
     result = run(files(), out="run")
@@ -156,6 +159,7 @@ def both_predict(folders, tables):
     return said
 
 
+@pytest.mark.full
 def test_two_parties_apart_predict_as_one_user_would_and_each_telling_is_counted(folder):  # noqa: F811
     bank, shop = people()
     together = run(files(), out="both")
@@ -175,6 +179,7 @@ def test_two_parties_apart_predict_as_one_user_would_and_each_telling_is_counted
     assert RowLedger(records, [folder / FOLDER], "server").counts == {"shares": 1}  # nothing was told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("act", "said"),
     [
@@ -191,6 +196,7 @@ def test_what_cannot_be_scored_is_one_sentence(folder, act, said):  # noqa: F811
         act(*people())
 
 
+@pytest.mark.full
 def test_nothing_serves_a_split_model_and_no_party_scores_alone(folder, capsys):  # noqa: F811
     run(files(), out="run")
     assert main(["serve", "run"]) == 2
