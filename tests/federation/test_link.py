@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
 import subprocess
@@ -266,3 +267,26 @@ def test_a_server_that_ends_connections_unanswered_is_told_from_one_that_went_aw
     site._on_refused("the server", TimeoutError("_ssl.c:989: The handshake operation timed out"))
     assert "takes connections and does not answer" in caplog.text
     assert "_ssl" not in caplog.text
+
+
+def test_a_connection_that_is_reset_before_its_handshake_is_closed(tmp_path: Path) -> None:
+    """`ssl` took it over, and left it to whoever collects garbage."""
+    contexts = tls.RenewedContext(provisioned(tmp_path) / "site-1", server=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        plain = socket.create_connection(server.getsockname())
+        taken, _ = server.accept()
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        taken.close()  # with a reset
+        until(lambda: not is_connected(plain))
+        with pytest.raises(ConnectionResetError, match="reset"):
+            contexts.secure(plain, "127.0.0.1")
+    assert plain.fileno() == -1
+    gc.collect()  # what is left open warns, which is an error
+
+
+def is_connected(plain: socket.socket) -> bool:
+    try:
+        plain.getpeername()
+    except OSError:
+        return False
+    return True

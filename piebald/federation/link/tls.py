@@ -7,8 +7,10 @@ others.
 from __future__ import annotations
 
 import base64
+import errno
 import ipaddress
 import math
+import os
 import select
 import socket
 import ssl
@@ -300,6 +302,11 @@ class RenewedContext:
         for option, value in _KEEP_ALIVE.items():
             plain.setsockopt(socket.IPPROTO_TCP, option, value)
         plain.settimeout(HANDSHAKE)
+        try:
+            plain.getpeername()
+        except OSError:  # `ssl` would notice after it has taken it over, and leave it open
+            plain.close()
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from None
         secured = self.current().wrap_socket(
             plain, server_side=is_server, server_hostname=host, do_handshake_on_connect=False
         )
