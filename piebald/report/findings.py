@@ -17,7 +17,7 @@ import numpy as np
 from piebald.core.metrics import CRITERIA, LEAST, is_pooled
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
-from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural
+from piebald.report.page.wording import MetricFormat, count, is_significant, megabytes, names, plural, standing
 from piebald.report.paired import FULL_VOTE, Scores, difference, ranking
 from piebald.report.row_noise import answer_names, imbalance, row_difference
 from piebald.report.tables import History, mean
@@ -223,8 +223,7 @@ def worst_tenth(comparison: Comparison) -> str:
     order = ranking(tails, comparison.higher_is_better)
     near = not_clearly_behind(tails, comparison.higher_is_better)
     if len(near) > 1:
-        verb = "is" if len(near) == 2 else "are"
-        return f"Worst tenth of clients: {near[0]} leads, {names(near[1:])} {verb} not clearly behind it"
+        return f"Worst tenth of clients: {near[0]} leads, {standing(near[1:], clearly=False)}"
     ends = [shown.value(float(tails[label].values.mean())) for label in (order[0], order[-1])]
     return f"The worst tenth of clients does best with {order[0]}: {ends[0]}, compared with {ends[1]} with {order[-1]}"
 

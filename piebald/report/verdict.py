@@ -24,7 +24,7 @@ from typing import Any
 
 from piebald.core.arguments import Count, checked
 from piebald.report.crossed_effects import ERROR_RATE, SEEDS_FOR_INTERVAL
-from piebald.report.page.wording import MetricFormat, cheapest, megabytes, names, plural
+from piebald.report.page.wording import MetricFormat, cheapest, megabytes, names, plural, standing
 from piebald.report.paired import Difference, Scores, difference, ranking
 from piebald.report.row_noise import row_difference
 
@@ -320,10 +320,9 @@ class ScoreVerdict:
             verb = "is" if lead.clients == 1 else "are"
             return f"{plural(lead.clients, 'client')} {verb} too few to say who is behind it"
         if not near:
-            return f"{names(behind)} {'is' if len(behind) == 1 else 'are'} clearly behind it"
+            return standing(behind, clearly=True)
         least = cheapest([self.leader, *near], self.sent)
-        listed = names(sorted(near, key=lambda label: label != least))
-        clause = f"{listed} {'is' if len(near) == 1 else 'are'} not clearly behind it"
+        clause = standing(sorted(near, key=lambda label: label != least), clearly=False)
         if least is None or least == self.leader:
             return clause
         amount = self.sent[least] or 0.0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.report.page.wording import count
+from piebald.report.page.wording import BEHIND, NOT_BEHIND, count
 from piebald.report.paired import Scores, level, ranking
 from piebald.report.verdict import ScoreVerdict, not_clearly_behind
 
@@ -48,8 +48,8 @@ def test_headlines_hold_for_any_scores(first: int) -> None:
         assert (verdict.near, verdict.leader) == (near, ranked[0])
         assert text.startswith(f"{ranked[0]} {'leads' if len(ranked) > 1 else 'ends'} at")
         beside = len(ranked) - len(verdict.incomparable)
-        assert ("clearly behind it" in text) == (beside > 1 and not verdict.too_few)
-        assert ("not clearly behind" in text) == (len(near) - len(verdict.incomparable) > 1 and not verdict.too_few)
+        assert (BEHIND in text) == (beside > 1 and not verdict.too_few)
+        assert (NOT_BEHIND in text) == (len(near) - len(verdict.incomparable) > 1 and not verdict.too_few)
         assert ("no client and seed with it" in text) == bool(verdict.incomparable)
         winners += len(near) == 1 < len(ranked)
         for label in ranked:
@@ -89,17 +89,17 @@ def shares(value: float, clients: int = 8, rows: int = 200) -> Scores:
         ({"ditto": 0.75}, None, {}, "ditto ends at 75.0% accuracy"),
         ({"ditto": 0.875, "local": 0.75}, 0.5, {},
          "ditto is 12.5 points (9.4 to 15.6) better than training alone and 37.5 points (34.1 to 40.9) better than "
-         "always the most frequent class (50.0%) for these runs; it leads at 87.5% accuracy; local is clearly behind "
-         "it"),
+         "always the most frequent class (50.0%) for these runs; it leads at 87.5% accuracy; local is "
+         f"{BEHIND}"),
         ({"ditto": 0.8, "local": 0.79}, 0.5, {"ditto": 1e6, "local": 0.0},
          "No method is clearly better than training alone; ditto is 30.0 points (26.4 to 33.6) better than always the "
-         "most frequent class (50.0%) for these runs; it leads at 80.0% accuracy; local is not clearly behind it, and "
+         f"most frequent class (50.0%) for these runs; it leads at 80.0% accuracy; local is {NOT_BEHIND}, and "
          "local sends nothing"),
         ({"a, b": 0.8, "fedavg": 0.79, "ifca": 0.4}, None, {},
-         "a, b leads at 80.0% accuracy; fedavg is not clearly behind it"),
+         f"a, b leads at 80.0% accuracy; fedavg is {NOT_BEHIND}"),
         ({"local": 0.8, "fedavg": 0.76}, 0.8, {},
          "No method is clearly better than training alone or always the most frequent class (80.0%); worse than that: "
-         "fedavg (76.0%); local leads at 80.0% accuracy; fedavg is clearly behind it"),
+         f"fedavg (76.0%); local leads at 80.0% accuracy; fedavg is {BEHIND}"),
     ],
 )  # fmt: skip
 def test_the_sentence_says_what_is_gained_then_who_leads_then_who_is_not_clearly_behind(

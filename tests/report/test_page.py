@@ -18,6 +18,7 @@ from piebald.report.chart import series
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts
 from piebald.report.page.report_page import render
+from piebald.report.page.wording import NOT_BEHIND
 from piebald.report.paired import wilson
 from piebald.report.tables import History
 
@@ -192,7 +193,7 @@ def test_a_difference_that_seeds_do_not_settle_is_said_to_be_open(run):
     for place, store in enumerate(stores):
         store._db.execute("UPDATE score SET value = ?", (0.5 + 0.1 * (place in (1, 2)) + 0.01 * place,))
     page = page_of(*stores)
-    assert "is not clearly behind it" in words(page)
+    assert NOT_BEHIND in words(page)
     assert 'class="good"' not in page
     assert 'class="even"' in page
 

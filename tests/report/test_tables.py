@@ -13,6 +13,7 @@ from piebald.report.chart import Band
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.page import details, wording
 from piebald.report.page.report_page import render
+from piebald.report.page.wording import BEHIND, NOT_BEHIND
 from piebald.report.tables import History, load, quantile, spread
 from piebald.storage.store import RunStore
 
@@ -335,8 +336,8 @@ def test_a_tie_is_no_win_in_any_headline():
     assert tie.title() == said  # no words to save
     assert tie._repr_html_().startswith(f"<p><strong>{said}.</strong></p>")
     assert tie._repr_html_().count("<th>") == 10
-    assert "clearly behind it" not in said.replace("not clearly behind it", "")
-    assert "not clearly behind it" in findings.worst_tenth(tie)
+    assert BEHIND not in said.replace(NOT_BEHIND, "")
+    assert NOT_BEHIND in findings.worst_tenth(tie)
     assert "is not clearly better than" in findings.gains(tie, "fedavg")
     assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in tie.summary())
 

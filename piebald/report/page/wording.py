@@ -136,6 +136,14 @@ def rounds(versions: Sequence[int]) -> str:
     return f"round{'' if len(versions) == 1 else 's'} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
+BEHIND, NOT_BEHIND = "clearly behind it", "not clearly behind it"  # the leader
+
+
+def standing(labels: Sequence[str], clearly: bool) -> str:
+    """The clause on methods that are clearly behind the leader, or on those that are not."""
+    return f"{names(labels)} {'is' if len(labels) == 1 else 'are'} {BEHIND if clearly else NOT_BEHIND}"
+
+
 def names(labels: Sequence[str], most: int = 4) -> str:
     """Return labels in running text; a label with a comma of its own is quoted.
 
