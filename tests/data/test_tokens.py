@@ -163,7 +163,7 @@ def test_a_run_folder_that_is_moved_reads_text_with_its_own_copy(tmp_path: Path)
         opened(tmp_path / "moved", plugins=PLUGINS)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_federation_that_was_cut_off_and_moved_ends_as_the_simulator_does(tmp_path: Path) -> None:
     """Its sites are processes of this machine, which find the tokenizer where the run folder is by then."""
     path, table = write_tokenizer(tmp_path / "words.json"), tmp_path / "notes.csv"

@@ -192,7 +192,7 @@ def status_sites(sites: Sites) -> Sequence[dict[str, Any]]:
         return []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_site_that_is_away_while_a_slower_one_trains_misses_no_round(sites: Sites, tmp_path: Path) -> None:
     """Before, the next round began without it, with exit code 0 and no row that said so."""
     flags = {"kind": "federation", "silence": 2.0}
@@ -224,7 +224,7 @@ def test_a_site_that_is_away_while_a_slower_one_trains_misses_no_round(sites: Si
     torch.testing.assert_close(real.cluster_models[0], calm.cluster_models[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_each_absence_is_in_results_status_page_log_and_report(sites: Sites, tmp_path: Path) -> None:
     flags = {"kind": "federation", "silence": 2.0, "patience": 3.0}
     made = settings(FEDAVG, rounds=100_000, evaluate={"every": 0}, runtime=flags)
@@ -260,7 +260,7 @@ def test_each_absence_is_in_results_status_page_log_and_report(sites: Sites, tmp
     assert "rounds go on without site-3 from step" in server.log.read_text()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_listed_site_joins_a_running_run_at_the_start_of_a_round(tmp_path: Path, monkeypatch: Any) -> None:
     """Earlier rounds count it absent, and all is bit-equal to a calm run with the same attendance."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "federation"))

@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_the_wire_carries_the_bytes_that_are_counted(case: str, sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Framing is not counted: the head of a result, the names and shapes of its tensors, messages, and TLS."""

@@ -91,6 +91,7 @@ def assert_same_run(simulated: piebald.Run, out: Path, sites: Sites) -> None:
             torch.testing.assert_close(kept[vector], numbers, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_site_joins_late_another_is_gone_for_good_and_the_run_is_stopped(tmp_path: Path) -> None:
     sites = Sites(provisioned(tmp_path / "credentials"))
     sites.start("site-1")

@@ -22,6 +22,7 @@ def losses(run: piebald.Run, version: int) -> dict[int, float]:
     return {row["client"]: row["value"] for row in found if row["client"] is not None and row["split"] == "test"}
 
 
+@pytest.mark.long
 def test_private_layers_follow_where_the_sites_policy_lets_them(tmp_path: Path) -> None:
     sites = Sites(provisioned(tmp_path / "credentials"))
     (sites.folder / "site-3" / "site.toml").write_text("[policy]\ncarry = false\n")

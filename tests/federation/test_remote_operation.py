@@ -149,7 +149,7 @@ def test_settings_of_a_real_experiment_pass() -> None:
     refuse_places(Document(made.text(), "it").values)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_what_is_submitted_is_checked_as_a_file_is(desk: Desk, folder: Path) -> None:
     ann = read(folder / "ann")
     good = settings({"name": "fedavg"}).text()

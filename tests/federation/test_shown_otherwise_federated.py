@@ -190,6 +190,7 @@ def test_others_whose_lr_is_next_to_nothing(five: Sites, monkeypatch: pytest.Mon
     assert "the keys of client 2 (site-3) are not signed by its site" in five.log("site-1")
 
 
+@pytest.mark.long
 def test_others_whose_model_is_dead(five: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the sum was the victim's in every layer but the last bias."""
     made = described()

@@ -129,7 +129,7 @@ def test_what_is_no_kit_is_one_sentence(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_sites_that_start_from_their_kits_train_a_model(tmp_path: Path) -> None:
     folder = provisioned(tmp_path / "credentials")
     names = provisioning.read(folder / "server").sites()

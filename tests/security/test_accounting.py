@@ -79,7 +79,7 @@ CASES: list[tuple[str, Callable[[], PrivacyBudget], tuple[float, float, int]]] =
 ]
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("stated", "exact"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_what_is_stated_is_the_exact_budget(
     stated: Callable[[], PrivacyBudget], exact: tuple[float, float, int]

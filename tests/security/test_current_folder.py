@@ -172,7 +172,7 @@ def test_no_command_imports_anything_that_lies_in_the_current_folder(archive: Pa
         started(archive, "-P", audited_commands.__file__, given=json.dumps([COMMANDS[name].split()]))
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

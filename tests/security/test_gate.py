@@ -102,7 +102,7 @@ def test_nothing_at_a_site_sends_but_the_gate() -> None:
         assert path.name == "gate.py" or not names & sending, path
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_mypy_lets_nothing_else_through(tmp_path: Path) -> None:
     wrong = {
         "outlet.hello(welcome, 1.0)": "incompatible type",

@@ -114,6 +114,7 @@ def test_no_site_takes_part_in_a_published_attack(setting: str, strict: Five, op
     assert all(isinstance(total, str) for total in opened)
 
 
+@pytest.mark.long
 def test_no_site_answers_a_question_about_sums_while_others_are_held_out(
     tmp_path: Path, opened: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

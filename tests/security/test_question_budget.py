@@ -528,7 +528,7 @@ def opened() -> Iterator[list[Federation]]:
         one.close()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list[Federation]) -> None:
     policy = "queries = ['statistics']\nleast_rows = 10\naccept = 'ask'\nquestions = { statistics = 10 }"
     opened.append(made := Federation(tmp_path, policy, rows))
@@ -551,7 +551,7 @@ def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list
         process.communicate()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_new_runs_credentials_and_processes_have_one_count(
     tmp_path: Path, rows: Path, opened: list[Federation]
 ) -> None:
@@ -589,7 +589,7 @@ def test_new_runs_credentials_and_processes_have_one_count(
     assert "beside the rows" in " ".join(said.split())
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
     tmp_path: Path, rows: Path, opened: list[Federation]
 ) -> None:

@@ -61,7 +61,7 @@ def assert_within_plan(folder: Path, made: TransferSettings) -> None:
     assert all(len(digests) <= allowed[what] for what, digests in counted.items())
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method",
     [NOISY, pytest.param({"kind": "smmd", "kernel": "linear"}, marks=pytest.mark.long)],

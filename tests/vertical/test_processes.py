@@ -81,6 +81,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["source", pytest.param("target", marks=pytest.mark.long)])
 def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_path, undisturbed):
     file = tmp_path / "transfer.toml"

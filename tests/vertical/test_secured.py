@@ -228,7 +228,7 @@ def test_a_party_that_is_revoked_ends_the_transfer_with_a_sentence(tmp_path, cap
         pass
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that_one_is_revoked(tmp_path) -> None:
     found = several(tmp_path / "credentials", ["bank", "rival"])
     file = tmp_path / "transfer.toml"
