@@ -233,6 +233,7 @@ def test_an_ensemble_is_exported_to_onnx_with_the_same_answers(from_table: tuple
     assert shown == pytest.approx(own, abs=1e-4)
 
 
+@pytest.mark.full
 def test_what_is_no_ensemble_is_refused_in_a_sentence(from_table: tuple[Path, Path], tmp_path: Path) -> None:
     folder, _ = from_table
     with pytest.raises(SettingError, match="name one of s0, s1, s2 and s3"):

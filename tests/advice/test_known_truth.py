@@ -35,14 +35,13 @@ def simulated() -> Any:
     del sys.modules["simulated"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
         "alike, few rows", "a rule for each site, plenty of rows", "one site contradicts",
-        "hardly any rows to judge by",
-        *(pytest.param(name, marks=pytest.mark.full) for name in
-          ("a site of twenty rows contradicts", "two groups", "one site with random labels", "one huge among tiny",
-           "pure noise")),
+        "hardly any rows to judge by", "a site of twenty rows contradicts", "two groups", "one site with random labels",
+        "one huge among tiny", "pure noise",
     ],
 )  # fmt: skip
 def test_what_is_said_is_true(name: str, simulated: Any) -> None:

@@ -46,6 +46,7 @@ def test_the_processes_of_a_site_share_what_it_has_and_give_it_back(tmp_path: Pa
     locks[0].release()
 
 
+@pytest.mark.full
 def test_a_site_refuses_by_itself_what_needs_more_than_it_states(sites: Sites, tmp_path: Path) -> None:
     """No queue has looked at it: this server asks whatever it likes."""
     made = settings({"name": "fedavg"}, rounds=1)

@@ -155,10 +155,11 @@ def test_what_sites_were_not_asked_they_do_not_tell() -> None:
             carried_out("fedavg", True).at_thresholds(**{"criterion": "f1"} | asked)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("metric", "seeds"),
     [
-        ("accuracy", (1, 2)), ("auc", (1,)), pytest.param("brier", (1, 2), marks=pytest.mark.full),
+        ("accuracy", (1, 2)), ("auc", (1,)), ("brier", (1, 2)),
         *(pytest.param(metric, seeds, marks=pytest.mark.long)
           for metric, seeds in (("accuracy", (1,)), ("accuracy", (1, 2, 3)), ("auc", (1, 2, 3)),
                                 ("brier", (1,)), ("brier", (1, 2, 3)))),

@@ -68,8 +68,10 @@ def test_a_model_that_learned_nothing_is_not_called_better_than_one_class() -> N
     made = compared(clients, 2, seeds=(0, 1))
     assert made.verdict is not None
     assert made.verdict.beats_naive is False
-    assert "No method is clearly better than logistic regression of each client alone" in made.headline()
-    assert "or always the most frequent class" in made.headline()
+    said = made.headline()
+    assert said.startswith("No method is clearly better than ")
+    assert " alone " in said.split(";")[0]  # whichever is the best of those on this noise
+    assert "or always the most frequent class" in said
     said = imbalance(made.runs)
     assert said.startswith("One class has over 70% of the judged rows at site 0")
     assert said.endswith("one class for every row at most 50.0%.")
