@@ -25,7 +25,7 @@ from piebald.engines.stack import ClientStack, RunningSum, StackResult
 MIN_ARENA = 64 << 20
 log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
-_HUGE = 1 << 24  # parameters of a model
+HUGE = 1 << 24  # parameters of a model
 
 
 class WorkerPool(Protocol):
@@ -105,7 +105,7 @@ def kept_pages(model: int = 0) -> Iterator[None]:
         return
     library.mallopt(_MMAP_THRESHOLD, 32 << 20)
     library.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
-    if model <= _HUGE:
+    if model <= HUGE:
         library.mallopt(_MMAP_MAX, 0)
     try:
         yield

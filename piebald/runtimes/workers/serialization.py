@@ -29,7 +29,6 @@ from piebald.methods.client_work import ClientWork
 
 PARTS = 2  # of an arena: one is written while the other is read
 _ALIGN = 64
-_LARGE = 1 << 27  # bytes of a part whose pages are not worth keeping
 _SMALL = 1 << 16  # numbers of a tensor, up to which a copy costs less than a call
 _DTYPES = {
     str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -49,11 +48,15 @@ class Arena:
 
     A message is in one of `PARTS` parts, so that there can be so many at a time.  Tensors beyond the size of a part, as
     the many models of a query, are in files until the next message in that part.
+
+    Args:
+        size: bytes of all parts.
+        keeps: whether the memory of a part stays with it when its message is read.
     """
 
-    def __init__(self, size: int) -> None:
-        unit = mmap.PAGESIZE if size // PARTS > _LARGE else _ALIGN  # the system takes whole pages back
-        self.size = size // PARTS // unit * unit  # of a part
+    def __init__(self, size: int, keeps: bool = True) -> None:
+        unit = _ALIGN if keeps else mmap.PAGESIZE  # the system takes whole pages back
+        self.size, self._keeps = size // PARTS // unit * unit, keeps  # of a part
         self._memory = mmap.mmap(-1, size)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = self._stop = self._part = 0
@@ -72,8 +75,8 @@ class Arena:
         self._alive.clear()
 
     def give_back(self, part: int) -> None:
-        """Give the system the memory of a large part whose message nobody reads any more (Linux)."""
-        if self.size > _LARGE and hasattr(mmap, "MADV_REMOVE"):
+        """Give the system the memory of a part whose message nobody reads any more, unless it is kept (Linux)."""
+        if not self._keeps and hasattr(mmap, "MADV_REMOVE"):
             self._memory.madvise(mmap.MADV_REMOVE, part * self.size, self.size)
 
     def put(self, tensor: Tensor) -> list[Any]:
