@@ -7,6 +7,7 @@ much each member counts for whom.  As one module it predicts, and is exported, a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,8 +107,8 @@ def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequenc
         SettingError: there is no such client.
         RunFolderError: the folder cannot be read.
     """
-    place = Path(folder)
-    members, shares = _read(place)
+    path = Path(folder)
+    members, shares = _read(path)
     if client is None:
         raise SettingError(f"an ensemble has a model for each client: name one of {names([*shares])}")
     if client not in shares:
@@ -116,16 +117,21 @@ def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequenc
     for member, share in zip(members, shares[client], strict=True):
         # the first run says how rows become inputs, also where it does not count for this client
         if member.plain is None and (share or not predictors):
-            predictor, module = _of_run(place / member.run, client, plugins)
+            predictor, module = _of_run(path / member.run, client, plugins)
             predictors.append(predictor)
             modules += [module] * bool(share)
         elif member.plain is not None and share:
-            modules.append(_plain_model(place, member.plain, list(shares).index(client)))
+            modules.append(_plain_model(path, member.plain, list(shares).index(client)))
         weights += [share] * bool(share)
     if not predictors or not modules:
-        raise _unreadable(place)
+        raise _unreadable(path)
     first = predictors[0]
-    mean = MeanOf(modules, weights, first.meaning.kind)
+    mean, like = MeanOf(modules, weights, first.meaning.kind), first.inputs.like
+    if any(isinstance(module, PlainModel) for module in modules):
+        try:
+            mean(torch.zeros(1, *like.shape[1:], dtype=like.dtype))
+        except (RuntimeError, IndexError, AttributeError):  # models of a table with other columns
+            raise _unreadable(path) from None
     return replace(first, module=mean.eval(), inputs=replace(first.inputs, standardisation=None))
 
 
@@ -164,16 +170,16 @@ def save_ensemble(
     return export_model(exported, Path(path), file_format)
 
 
-def _of_run(place: Path, client: str, plugins: Sequence[str], rows: bool = False) -> tuple[Predictor, nn.Module]:
+def _of_run(folder: Path, client: str, plugins: Sequence[str], rows: bool = False) -> tuple[Predictor, nn.Module]:
     """A client's model in a run, and its module, which reads inputs as plain models do."""
     try:
-        with opened(place, plugins=plugins, rows=rows) as run:
+        with opened(folder, plugins=plugins, rows=rows) as run:
             predictor, constants = run.predictor(client), run.standardisation
     except RowsNotKept:
         if rows:
             raise
         # a model that its client fits to its own rows at the end is made of them
-        return _of_run(place, client, plugins, rows=True)
+        return _of_run(folder, client, plugins, rows=True)
     module = predictor.module
     return predictor, module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation)
 
@@ -186,8 +192,8 @@ def _read(folder: Path) -> tuple[list[StoredMember], dict[str, list[float]]]:
         shares = {str(name): [float(share) for share in own] for name, *own in table["clients"]}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise _unreadable(folder) from None
-    fits = all(len(own) == len(members) and min(own) >= 0 and sum(own) > 0 for own in shares.values())
-    inside = all(isinstance(x.plain, int) or (x.run and Path(x.run).name == x.run) for x in members)
+    fits = all(len(own) == len(members) and min(own) >= 0 and 0 < sum(own) < math.inf for own in shares.values())
+    inside = all(isinstance(x.plain, int) or (x.run != ".." and x.run and Path(x.run).name == x.run) for x in members)
     if not (members and shares and fits and inside):
         raise _unreadable(folder)
     return members, shares

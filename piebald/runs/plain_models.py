@@ -47,10 +47,8 @@ class PlainModel(nn.Module):
         super().__init__()
         for name, tensor in state.items():
             self.register_buffer(name, tensor)
-        self._names, self._depth = (
-            frozenset(state),
-            int(state.get("depth", 0)),
-        )  # numbers of the program that is exported
+        self._names = frozenset(state)
+        self._depth = int(state.get("depth", 0))  # a number of the program that is exported
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> PlainModel:
@@ -59,16 +57,10 @@ class PlainModel(nn.Module):
         Raises:
             ValueError: they are those of no plain model.
         """
-        names = state.keys() - {"columns"}
-        shape = state["feature"].shape if "feature" in state else torch.Size()
-        places = [state[name] for name in ("left", "right") if name in state]
-        if names == {"weight", "bias"}:
-            is_one = state["weight"].dim() == 2 and state["bias"].shape == state["weight"].shape[:1]
-        else:
-            is_one = names == {*TREES, "base", "depth"} and len(shape) == 2 and all(
-                state[name].shape == shape for name in TREES
-            ) and all(bool(((place >= 0) & (place < shape[1])).all()) for place in places)  # fmt: skip
-        if not is_one:
+        scores = {name: tensor for name, tensor in state.items() if name != "columns"}
+        count = _scores_of_line(scores) or _scores_of_trees(scores)
+        columns = state.get("columns")
+        if not count or not (columns is None or (columns.dim() == 1 and _are_indices(columns, max(count, 2) + 1))):
             raise ValueError("the tensors are those of no plain model")
         return cls(state)
 
@@ -95,6 +87,33 @@ class PlainModel(nn.Module):
             at = torch.where(goes_left, own.left[trees, at], own.right[trees, at])
         grown: Tensor = own.value[trees, at].reshape(x.shape[0], -1, len(own.base)).sum(1) + own.base
         return grown
+
+
+def _scores_of_line(state: Mapping[str, Tensor]) -> int:
+    """The number of linear scores of a stored state, 0 where it is that of none."""
+    if state.keys() != {"weight", "bias"} or {tensor.dtype for tensor in state.values()} != {torch.float64}:
+        return 0
+    weight, bias = state["weight"], state["bias"]
+    return len(bias) if weight.dim() == 2 and bias.shape == weight.shape[:1] else 0
+
+
+def _scores_of_trees(state: Mapping[str, Tensor]) -> int:
+    """The number of scores of stored trees, 0 where the state is that of none."""
+    if state.keys() != {*TREES, "base", "depth"}:
+        return 0
+    shape, base, depth = state["feature"].shape, state["base"], state["depth"]
+    are_numbers = {state[name].dtype for name in ("threshold", "value", "base")} == {torch.float64}
+    if not are_numbers or len(shape) != 2 or any(state[name].shape != shape for name in TREES):
+        return 0
+    # a walk takes as many steps as it is deep, and no tree is deeper than it has nodes
+    bounds = {"feature": MOST_COLUMNS, "left": shape[1], "right": shape[1]}
+    inside = all(_are_indices(state[name], bound) for name, bound in bounds.items())
+    is_sound = inside and depth.dim() == 0 and _are_indices(depth, shape[1] + 1)
+    return len(base) if is_sound and base.dim() == 1 and len(base) and shape[0] % len(base) == 0 else 0
+
+
+def _are_indices(tensor: Tensor, stop: int) -> bool:
+    return tensor.dtype == torch.int64 and bool(((tensor >= 0) & (tensor < stop)).all())
 
 
 class PlainModels:

@@ -241,9 +241,38 @@ def test_what_is_no_ensemble_is_refused_in_a_sentence(from_table: tuple[Path, Pa
     with pytest.raises(SettingError, match="client"):
         ensemble_predictor(folder, "s9")
     for text in ("{", "[]", '{"members": [{"run": "../x"}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"run": ".."}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"run": "x"}], "clients": [["s0", 1e999]]}',
                  '{"members": [{"run": "x"}], "clients": [["s0", -1.0]]}'):  # fmt: skip
         (tmp_path / "ensemble.json").write_text(text)
         with pytest.raises(RunFolderError, match="holds no ensemble that can be read"):
             ensemble_predictor(tmp_path, "s0")
+
+
+def trees(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Two trees of three nodes for two classes."""
+    index, number = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.float64)
+    state = {"feature": index, "left": index, "right": index, "threshold": number, "value": number}
+    state |= {"base": torch.zeros(1, dtype=torch.float64), "depth": torch.tensor(2), "columns": torch.tensor([0, 1])}
+    return state | changed
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"depth": torch.tensor(1 << 60)}, {"depth": torch.tensor(-1)}, {"depth": torch.tensor([2, 2])},
+        {"feature": torch.full((2, 3), -1)}, {"feature": torch.full((2, 3), 1 << 40)}, {"left": torch.full((2, 3), 3)},
+        {"right": torch.full((2, 3), -1)}, {"right": torch.zeros(2, 3)}, {"columns": torch.tensor([0, 3])},
+        {"columns": torch.tensor([0, -1])}, {"columns": torch.zeros(2)}, {"value": torch.zeros(2, 4).double()},
+        {"base": torch.zeros(0).double()}, {"base": torch.zeros(3).double()}, {"code": torch.zeros(1)},
+        {"threshold": torch.zeros(2, 3, dtype=torch.complex64)},
+    ],
+)  # fmt: skip
+def test_stored_trees_name_no_size_and_no_index_that_is_not_theirs(changed: dict[str, torch.Tensor]) -> None:
+    """A depth of a file was as many steps as it said, and an index beyond a table ended the prediction."""
+    assert PlainModel.of(trees())(torch.zeros(4, 1)).shape == (4, 2)
     with pytest.raises(ValueError, match="no plain model"):
-        PlainModel.of({"weight": torch.zeros(2, 3), "bias": torch.zeros(3)})
+        PlainModel.of(trees(**changed))
+    for weight, bias in ((torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 3).double(), torch.zeros(3).double())):
+        with pytest.raises(ValueError, match="no plain model"):
+            PlainModel.of({"weight": weight, "bias": bias})
