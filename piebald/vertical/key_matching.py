@@ -97,7 +97,7 @@ def match_keys(
     Raises:
         MessageFault: the other party sent what is no point of the large subgroup of the curve, or a point twice.
     """
-    curve, seed = sodium(), seed or secrets.token_bytes(SEED)
+    curve, seed = sodium(), secrets.token_bytes(SEED) if seed is None else seed
     own = sorted(keys, key=lambda key: _drawn(seed, f"place {key}"))  # in random order
     scalar = curve.crypto_core_ed25519_scalar_reduce(_drawn(seed, "scalar"))
 
@@ -146,9 +146,10 @@ class _Begun:
 
     def __init__(self, path: Path | None, of: str) -> None:
         self.path, self._kept = path, {"of": of, "seed": secrets.token_bytes(SEED).hex(), "told": list[str]()}
-        with suppress(OSError, ValueError):  # none there, or a damaged one, which nothing can go on from
+        with suppress(OSError, ValueError, TypeError):  # none there, or a damaged one, which nothing can go on from
             kept = json.loads("" if path is None else read_text(path))
-            if isinstance(kept, dict) and kept.keys() == self._kept.keys() and kept["of"] == of:
+            is_whole = isinstance(kept, dict) and kept.keys() == self._kept.keys() and isinstance(kept["told"], list)
+            if is_whole and kept["of"] == of and len(bytes.fromhex(kept["seed"])) == SEED:
                 self._kept = kept
         self.seed = bytes.fromhex(str(self._kept["seed"]))
 

@@ -127,7 +127,7 @@ def predict(run: PathLike, rows: Any, source_rows: Any = None, tell: Tell = warn
             raise SettingError("source_rows are for a split model, and the target of this run predicts alone")
         return TransferPredictor.of_run(folder).predict(rows, tell)
     here = [role for role in ROLES if (folder / role).is_dir()]
-    if (len(here) == 2) != (source_rows is not None):
+    if not here or (len(here) == 2) != (source_rows is not None):
         need = "source_rows, the source's table, beside the target's" if len(here) == 2 else "one table, its own"
         raise SettingError(f"{folder} holds {' and '.join(here) or 'no party'} of a split model, which needs {need}")
     if source_rows is None:

@@ -110,8 +110,10 @@ class PartySession:
         """
         # sorted, so that the digest does not depend on the order in which settings were written
         text = json.dumps(settings, sort_keys=True).encode()
-        digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), nonce or secrets.token_bytes(16)
-        role = bytes([ROLES.index(self.role)])
+        # of each role its own: who waits for this party's could send it back without knowing what it is of
+        digests = {role: hashlib.blake2b(text, digest_size=32, person=role.encode()).digest() for role in ROLES}
+        digest, expected = digests[self.role], digests["target" if self.role == "source" else "source"]
+        role, nonce = bytes([ROLES.index(self.role)]), nonce or secrets.token_bytes(16)
         self.send(MessageKind.HELLO, [struct.pack("<H", VERSION), role, digest, nonce, struct.pack("<2q", *steps)])
         version, partner_role, partner_digest, partner_nonce, resumable = self.receive(MessageKind.HELLO, HELLO)
         if struct.unpack("<H", version)[0] != VERSION:
@@ -124,7 +126,7 @@ class PartySession:
             raise MessageFault("this party's own HELLO message was sent back to it")
         if partner_role == role:
             raise SettingsDiffer(f"both parties say they are the {self.role}: start one as the other")
-        if partner_digest != digest:
+        if partner_digest != expected:
             keys = ", and tables with the same keys" if "keys" in settings else ""
             raise SettingsDiffer(
                 f"the two parties' settings differ: give both the same file and the same --set options{keys}"

@@ -187,7 +187,7 @@ def run_party(
 def with_partners(settings: TransferSettings, partners: Sequence[str]) -> dict[str, TransferSettings]:
     """Return a party's settings with each of several others, by the names in their certificates, for `run_party`.
 
-    What each pair tells of the party's rows adds up in their ledger.
+    What noise hides adds up over all pairs in the ledger of the party's rows; without it each pair is counted alone.
 
     Raises:
         SettingError: there are no credentials, or they do not list a name, or a name comes twice.

@@ -508,13 +508,14 @@ def test_other_keys_after_an_interruption_are_another_match_and_counted(folder, 
     assert counted(folder) == 4
 
 
-def test_what_is_kept_of_a_match_is_its_owners_alone_and_a_damaged_file_begins_another(folder, monkeypatch):
+@pytest.mark.parametrize("damage", ["{", "[]", {"seed": ""}, {"seed": "00"}, {"seed": "zz"}, {"seed": 3}, {"told": 3}])
+def test_what_is_kept_of_a_match_is_its_owners_alone_and_a_damaged_file_begins_another(damage, folder, monkeypatch):
     credentials(Path("kit"))
     meet(monkeypatch, {"bank": 5})
     kept = Path("shop matched.csv.match")
     assert kept.stat().st_mode & 0o777 == 0o600
     assert not any(f"person {number}" in kept.read_text().casefold() for number in range(40))
-    kept.write_text("{")
+    kept.write_text(damage if isinstance(damage, str) else json.dumps(json.loads(kept.read_text()) | damage))
     assert meet(monkeypatch, {}) == {"bank": None, "server": None}
     assert counted(folder) == 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import socket
 import struct
@@ -24,7 +25,7 @@ from piebald.vertical.party_messages import (
     pack_frame,
     unpack_frame,
 )
-from piebald.vertical.protocol import SettingsDiffer, receive_numbers, send_numbers
+from piebald.vertical.protocol import HELLO, ROLES, PartySession, SettingsDiffer, receive_numbers, send_numbers
 
 from .conftest import party, small, talk, train_both
 from .tampered import Tampered
@@ -300,3 +301,19 @@ def test_silence_ends_the_wait():
 def test_errors_of_a_run_are_faults_that_can_be_resumed():
     assert issubclass(InvalidMessage, RuntimeFault)
     assert issubclass(PartyEnded, RuntimeFault)
+
+
+class Echo(InMemoryChannel):
+    """The other end knows nothing, and gives back what it was sent in the other role and with a nonce of its own."""
+
+    def send(self, frame):
+        version, _, digest, _, steps = unpack_frame(frame, MessageKind.HELLO, None, bytes(16), 0, HELLO)
+        answer = [version, bytes([ROLES.index("target")]), digest, b"n" * 16, steps]
+        self._inbox.put(pack_frame(MessageKind.HELLO, ROLES.index("target"), bytes(16), 0, answer))
+
+
+def test_who_sends_a_digest_back_does_not_know_what_it_is_of():
+    """A partner who waited for the digest of keys and settings could claim them all by repeating it."""
+    inbox = queue.Queue()
+    with pytest.raises(SettingsDiffer, match="settings differ"):
+        PartySession(Echo(inbox, inbox), "source", 5).handshake({"keys": "secret"})
