@@ -360,11 +360,11 @@ def stop(
     pid = running_process(folder)
     if pid is None:
         return print(f"nothing is running in {folder}")
-    if not is_visible(pid, folder) and running_process(folder) == pid:
-        ask_to_stop(folder)  # in a container its number is a stranger's here, so it looks for a file
-    else:
+    if is_visible(pid, folder):
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(pid, signal.SIGTERM)
+    elif running_process(folder) == pid:
+        ask_to_stop(folder)  # in a container its number is a stranger's here, so it looks for a file
     until = time.monotonic() + wait
     # by its number: a service may have started another process meanwhile
     while running_process(folder) == pid:

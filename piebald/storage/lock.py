@@ -104,7 +104,7 @@ class RunLock:
         self._handle: int | None = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
         _held.add(self)
         if fcntl is None:
-            return
+            return self.forget_requests()
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,7 +114,7 @@ class RunLock:
                 f"{folder} is being written to by process {holder}: wait for it to end, or stop it"
             ) from None
         except OSError:  # some network file systems have no locks; the run goes on without one
-            return
+            return self.forget_requests()
         os.ftruncate(self._handle, 0)
         os.write(self._handle, str(os.getpid()).encode())
         self.forget_requests()  # to the holder before

@@ -535,6 +535,18 @@ def test_stop_signals_no_stranger(
     assert signalled == []
 
 
+def test_a_number_of_a_process_that_has_ended_elsewhere_is_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two looks it may end, and its number be a stranger's here."""
+    seen = iter([1, None, None])
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger was signalled"))
+    monkeypatch.setattr(status, "running_process", lambda folder: next(seen))
+    monkeypatch.setattr(status, "is_visible", lambda *_: False)
+    assert main(["stop", str(tmp_path)]) == 0
+    assert not (tmp_path / STOP).exists()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("what", ["a run", "a server that waits for its run", "a queue", "a site"])
 def test_a_process_of_another_container_stops_by_a_file(

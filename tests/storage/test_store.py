@@ -439,3 +439,16 @@ def test_a_holder_is_asked_once_and_only_about_what_it_holds(tmp_path: Path) -> 
     lock.release()
     ask_to_stop(tmp_path)
     heed_stop()
+
+
+def test_a_request_to_the_holder_before_is_void_where_there_are_no_locks_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    ask_to_stop(tmp_path)
+    monkeypatch.setattr("piebald.storage.lock.fcntl.flock", refuse)
+    lock = RunLock(tmp_path)
+    heed_stop()
+    lock.release()
