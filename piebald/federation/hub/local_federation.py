@@ -59,7 +59,9 @@ class LocalFederation:
                 plugins = sorted(module for module in modules if not module.startswith("piebald."))
                 counts = ", ".join(f'{kind} = "any"' for kind in queries)
                 limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}accept_split = true\naccept_cleaning = true\n"
-                allowed = f"queries = {queries}\nplugins = {plugins}\n"
+                # they share this machine with whoever says what a run needs
+                machine = "jobs = { gpus = 1024, gigabytes = 1e6 }\n"
+                allowed = f"queries = {queries}\nplugins = {plugins}\n{machine}"
                 write_private(settings, f"{SITE_TOML}\n[policy]\n{allowed}{limits}")
         return cls(root, names, folder is None)
 

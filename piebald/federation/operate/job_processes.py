@@ -324,7 +324,7 @@ def leased(server: Credentials, expiry: float | None) -> Iterator[Lease]:
             raise SettingError(f"{folder} is held {now.holder}: end that server, or stand by with --standby")
         if (process is None and (now is None or quiet > _QUIET)) or (now and quiet > (expiry or math.inf)):
             held = Lease.take(folder, now)
-        elif process is not None and not told:
+        elif expiry is not None and process is not None and not told:
             fields = {"event": "standby", "process": process, "folder": str(folder), "expiry": f"{expiry:g}"}
             text = "standing by until process %(process)d, which has %(folder)s, has ended, or given no sign of life "
             log.info(text + "for %(expiry)s seconds", fields)

@@ -265,10 +265,11 @@ class FederationClient:
             prepared = self._prepare(terms) if consent is None else None
             refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
             if prepared is not None and not refused:
-                runner = self._runner_for(prepared, terms, welcome)
-                rows = stated_rows(runner.work, runner.rows)
+                # before rows are counted: a site that refuses tells no number of them
                 refused = self._claim(Needs(**terms.get("needs", {})))
                 if not refused:
+                    runner = self._runner_for(prepared, terms, welcome)
+                    rows = stated_rows(runner.work, runner.rows)
                     self._carry_over(terms.get("lineage"), runner)
                     client_session.joined(prepared, runner)
         except PiebaldError as error:
