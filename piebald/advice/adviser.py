@@ -359,7 +359,7 @@ def _answer(
     by_label = {runner.label: runner for runner in finished}
     alone, together = (next((x for x in finished if x.entrant.recipe.name == name), None) for name in (ALONE, TOGETHER))
     label_alone = None if alone is None else alone.label
-    plain_models = _plain_models(finished[0], runs)
+    plain_models = _plain_models(finished, runs)
     plain_alone = strongest_plain(alone, plain_models, runs)
     chosen, verdict = choose(
         finished, label_alone, naive, runs, is_dear, {} if plain_alone is None else plain_alone.validation
@@ -468,12 +468,19 @@ def processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _plain_models(runner: Runner, runs: TrialRuns) -> PlainModels | None:
-    """The plain models that fit these clients' rows, by the metric of a run."""
-    folder = next(iter(runner.folders.values()))
-    with opened_run(folder, runs.choosing, runs.model_of(runner.label), recipe=runner.recipe, **runs.objective) as run:
-        models = PlainModels(runs.choosing, run.work.objective)
-    return models if models.makers else None
+def _plain_models(finished: Sequence[Runner], runs: TrialRuns) -> PlainModels | None:
+    """The plain models that fit these clients' rows, by the metric of a run; None where noise hides rows of a run.
+
+    They are made without noise, and would lie beside what has a budget, as `score_beside` says of a comparison.
+    """
+    models = None
+    for runner in finished:
+        folder, model = next(iter(runner.folders.values())), runs.model_of(runner.label)
+        with opened_run(folder, runs.choosing, model, recipe=runner.recipe, **runs.objective) as run:
+            if run.spent:
+                return None
+            models = models or PlainModels(runs.choosing, run.work.objective)
+    return models if models is not None and models.makers else None
 
 
 def _stopped_early(alone: Runner, runs: TrialRuns, folder: Path) -> tuple[Runner, Cost]:

@@ -190,13 +190,21 @@ def _read(folder: Path) -> tuple[list[StoredMember], dict[str, list[float]]]:
         table = json_value(read_bytes(folder / FILE, links=False), folder / FILE)
         members = [StoredMember(str(row.get("run", "")), row.get("plain")) for row in table["members"]]
         shares = {str(name): [float(share) for share in own] for name, *own in table["clients"]}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_sound = len(shares) == len(table["clients"]) > 0 and all(_is_inside(folder, member) for member in members)
+        fits = all(len(own) == len(members) and min(own) >= 0 and 0 < sum(own) < math.inf for own in shares.values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise _unreadable(folder) from None
-    fits = all(len(own) == len(members) and min(own) >= 0 and 0 < sum(own) < math.inf for own in shares.values())
-    inside = all(isinstance(x.plain, int) or (x.run != ".." and x.run and Path(x.run).name == x.run) for x in members)
-    if not (members and shares and fits and inside):
+    if not (is_sound and fits):
         raise _unreadable(folder)
     return members, shares
+
+
+def _is_inside(folder: Path, member: StoredMember) -> bool:
+    """Return whether a member is a number, or names a folder in that of the ensemble."""
+    if not member.run:
+        return type(member.plain) is int and member.plain >= 0
+    is_name = member.run not in (".", "..") and Path(member.run).name == member.run
+    return member.plain is None and is_name and not (folder / member.run).is_symlink()
 
 
 def _plain_model(folder: Path, number: int, client: int) -> PlainModel:

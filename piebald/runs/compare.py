@@ -105,9 +105,9 @@ def compare(
     for run_plan in planned:
         runs.append(made := run_plan.made(keywords, of_call))
         if made.recipe == "local":  # the same rows under several seeds have the same plain models
-            score_beside(
-                made, plain.setdefault(id(run_plan.clients), PlainModels(run_plan.clients, made.work.objective))
-            )
+            if id(run_plan.clients) not in plain:
+                plain[id(run_plan.clients)] = PlainModels(run_plan.clients, made.work.objective)
+            score_beside(made, plain[id(run_plan.clients)])
     return Comparison(runs)
 
 

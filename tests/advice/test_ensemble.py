@@ -242,6 +242,12 @@ def test_what_is_no_ensemble_is_refused_in_a_sentence(from_table: tuple[Path, Pa
         ensemble_predictor(folder, "s9")
     for text in ("{", "[]", '{"members": [{"run": "../x"}], "clients": [["s0", 1.0]]}',
                  '{"members": [{"run": ".."}], "clients": [["s0", 1.0]]}',
+                 '{"members": [], "clients": [["s0"]]}', '{"members": [{"run": "x"}], "clients": []}',
+                 '{"members": [{"run": "x", "plain": 0}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"plain": true}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"plain": -1}], "clients": [["s0", 1.0]]}',
+                 '{"members": [{"run": "x"}], "clients": [["s0", 1.0], ["s0", 1.0]]}',
+                 '{"members": [{"run": "x"}], "clients": [["s0", 1' + 400 * "0" + "]]}",
                  '{"members": [{"run": "x"}], "clients": [["s0", 1e999]]}',
                  '{"members": [{"run": "x"}], "clients": [["s0", -1.0]]}'):  # fmt: skip
         (tmp_path / "ensemble.json").write_text(text)
