@@ -1,4 +1,4 @@
-"""`piebald advise` itself, on federations of which nothing was learned and that have more than a thousand fresh rows.
+"""`piebald advise` itself, on federations that its portfolio was not learned from, with 1,000 fresh rows or more.
 
 `product/<federation>.jsonl` has a line for each run of the full grid and for each search.  That of a run has its
 accuracy on the rows of each client, in tenths of a thousandth; that of a search has those of what it recommends, of its

@@ -96,15 +96,15 @@ def harmonised(moments: Mapping[str, Sequence[Moments]], clients: Sequence[str])
     grand = (count * mean).sum(1, keepdims=True) / rows
     pooled = np.sqrt(scatter.sum(1, keepdims=True) / rows)
     pooled = np.where(pooled > 0, pooled, 1.0)
-    folder = (mean - grand) / pooled
+    shift = (mean - grand) / pooled
     spread = scatter / (count - 1) / pooled**2
     spread = np.where(spread > 0, spread, 1.0)
     if len(names) >= _FEWEST_COLUMNS:
         for client in range(len(clients)):
-            folder[:, client], spread[:, client] = _shrunk(count[:, client], folder[:, client], spread[:, client])
+            shift[:, client], spread[:, client] = _shrunk(count[:, client], shift[:, client], spread[:, client])
     slope = 1 / np.sqrt(spread)
-    # from (x - grand) / pooled, less the place and over the root of the spread, back to units of the column
-    offset = grand - slope * (grand + pooled * folder)
+    # from (x - grand) / pooled, less the shift and over the root of the spread, back to units of the column
+    offset = grand - slope * (grand + pooled * shift)
     return {
         client: {name: (float(slope[j, i]), float(offset[j, i])) for j, name in enumerate(names)}
         for i, client in enumerate(clients)
