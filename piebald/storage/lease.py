@@ -1,15 +1,16 @@
 """The lease of a server whose folder two machines share: who may write, also where one of them hangs and wakes again.
 
-    <folder>/lease-7        of the holder, which writes it anew once a second
-    <folder>/lease-6.lost   the one before, which was given back or taken; its number was the holder's token
+    <folder>/lease-7        of the holder, which writes it anew once a second; the number is its token
+    <folder>/lease-7.lost   in place of that, once it has been given back
 
 No clocks are compared: who stands by takes the lease once its file has not changed for some seconds of its own
-monotonic clock.  It is taken by renaming the file, which one of several succeeds in, and from then on its holder cannot
-open it.  The holder tries that before and after each write (`check`): what it had written before is there for the next
-holder, and what it writes later goes to files that have no name any more (`seize`), or whose names have its token.
+monotonic clock.  It is taken by renaming the file to the next number, which one of several succeeds in, since each name
+is there once; from then on its holder cannot open it.  The holder tries that before and after each write (`check`):
+what it had written before is there for the next holder, and what it writes later goes to files that have no name any
+more (`seize`), or whose names have its token.
 
 So a shared file system must rename in one step, and open a file by its name at the server and not from a cache (NFS
-does, by "close-to-open").  Locks (`flock`) and equal clocks are not needed.
+does, by "close-to-open").  Equal clocks are not needed, and locks (`flock`) only tell a holder's pause from its end.
 """
 
 from __future__ import annotations
@@ -63,21 +64,23 @@ class Lease:
     @classmethod
     def take(cls, folder: Path, seen: HeldLease | None) -> Self | None:
         """Take a lease, from the one that is seen if there is one; return None where another one was faster."""
+        newest = next(iter(_files(folder)), None)
         try:
-            if seen is not None:
-                lost = folder / f"lease-{seen.token}"
-                lost.rename(lost.with_name(f"{lost.name}.lost"))
-            files = _files(folder)
-            if any(path.suffix != ".lost" for _, path in files):
-                return None
-            # of all that find no holder, one makes the file with the next number
-            token = max((number for number, _ in files), default=0) + 1
-            os.close(os.open(folder / f"lease-{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
+            if newest is None:
+                token, first = 1, folder / "lease-1"
+                os.close(os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600))
+                # it may have been taken on, and its name be free again, since the look at the folder
+                if any(path != first for _, path in _files(folder)):
+                    first.unlink(missing_ok=True)
+                    return None
+            else:
+                number, path = newest
+                token = number + 1
+                if (path.suffix != ".lost") != (seen is not None) or (seen is not None and seen.token != number):
+                    return None
+                path.rename(folder / f"lease-{token}")
         except (FileNotFoundError, FileExistsError):
             return None
-        for number, path in _files(folder):
-            if number < token - 1:  # the last one says which numbers were used, where none is held
-                path.unlink(missing_ok=True)
         lease = cls(folder, token)
         lease.beat()
         return lease
@@ -90,6 +93,7 @@ class Lease:
             handle = os.open(self._path, os.O_WRONLY | NO_LINK)
             try:
                 os.pwrite(handle, content, 0)
+                os.ftruncate(handle, len(content))  # the holder before may have had a longer name
             finally:
                 os.close(handle)
         except OSError as error:

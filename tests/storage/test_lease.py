@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,28 @@ def test_of_many_that_take_it_one_gets_it_and_tokens_grow(tmp_path: Path) -> Non
         tokens += [held.token for held in taken]
         assert sum(held.held() for held in taken) == 1
     assert tokens == sorted(set(tokens))
-    assert len(list(tmp_path.iterdir())) <= 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("call", "takes"), [("os.open", 0), ("pathlib.Path.rename", 1)])
+def test_who_hangs_before_it_takes_it_finds_it_taken(
+    call: str, takes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two others took it meanwhile, one from the other, so that the name that it was about to use was free again."""
+    for _ in range(takes):
+        Lease.take(tmp_path, lease.newest(tmp_path))
+    seen, others = lease.newest(tmp_path), list[Lease | None]()
+    real: Any = {"os.open": os.open, "pathlib.Path.rename": Path.rename}[call]
+
+    def hangs(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(call, real)
+        others.extend(Lease.take(tmp_path, lease.newest(tmp_path)) for _ in range(2))
+        return real(*given, **more)
+
+    monkeypatch.setattr(call, hangs)
+    assert Lease.take(tmp_path, seen) is None
+    assert [other is not None and other.held() for other in others] == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == [f"lease-{takes + 2}"]
 
 
 def test_it_is_held_until_it_is_taken_or_given_back(tmp_path: Path) -> None:
