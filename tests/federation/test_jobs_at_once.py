@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import read
 from piebald.federation.credentials.slots import first_protocol, protocol_of, slot_folder
 from piebald.federation.hub.settings import Federation
+from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
 from piebald.federation.operate.job_processes import Job, JobProcesses
 from piebald.federation.operate.status import running_process, status_values
@@ -233,6 +236,44 @@ def test_settings_that_cannot_be_read_fail_alone(text: str, jobs: JobProcesses, 
     jobs._queue.add("good", "rounds = 1", tmp_path / "good")
     assert in_slots(jobs) == {0: "good"}
     assert jobs._queue.entry(1).state == "failed"
+
+
+def test_what_the_last_process_of_a_slot_wrote_sets_no_experiment_aside(jobs: JobProcesses, tmp_path: Path) -> None:
+    """An experiment that takes longer to load than its patience had its turns in vain, for ever."""
+    jobs._queue.add("a", "", tmp_path / "a")
+    in_slots(jobs)
+    now = time.time()
+
+    def stands_still(began: float, waits: float, state: str = "waiting for 2 sites") -> bool:
+        """Return it for a process that began, and has waited, so many seconds ago."""
+        activity = {"state": state, "since": now - waits}
+        write_private(jobs._server.folder / "status.json", json.dumps({"sites": [], "activity": activity}))
+        started = datetime.fromtimestamp(now - began, UTC).isoformat(timespec="seconds")
+        job = replace(jobs._jobs[0], entry=replace(jobs._jobs[0].entry, started=started))
+        return jobs._stands_still(0, job)
+
+    assert stands_still(began=2000, waits=700)
+    assert not stands_still(began=2000, waits=500)
+    assert not stands_still(began=2000, waits=700, state="running")
+    assert not stands_still(began=700, waits=2000)  # it is the last process that waited, and this one is loading
+
+
+def test_an_experiment_whose_process_hangs_every_time_fails(
+    jobs: JobProcesses, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is alone was started again for ever."""
+    jobs._queue.add("a", "", tmp_path / "a")
+    jobs._queue.add("b", "", tmp_path / "b")
+    states = []
+    for _ in range(3):
+        jobs._queue.change(jobs._queue.entry(1), state="running", slot=0)
+        job = Job(jobs._queue.entry(1), None, None, Needs(), None, 600.0, ends="hangs")  # type: ignore[arg-type]
+        jobs._settle(job, -9)
+        states.append(jobs._queue.entry(1).state)
+    assert states == ["waiting", "waiting", "failed"]
+    assert jobs._queue.entry(1).why.startswith("its process was lost 3 times: the last one hung and was killed")
+    assert caplog.text.count("makes room for others") == 2
+    assert jobs._queue.entry(2).state == "waiting"
 
 
 @pytest.mark.long

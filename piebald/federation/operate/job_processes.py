@@ -63,7 +63,7 @@ class Job:
         sites: the sites that it may ask, None for all.
         patience: seconds that it may wait or stand still while others could run.
         sign: when its process gave its last sign of life, on the monotonic clock.
-        ends: why it is being ended: "" while it is not, "stopped", or "aside".
+        ends: why it is being ended: "" while it is not, "stopped", "aside", or "hangs".
     """
 
     entry: Queued
@@ -150,7 +150,7 @@ class JobProcesses:
             job.ends = "stopped"
         elif (silent := time.monotonic() - job.sign) > _HANGS:
             log.error("the process of experiment %d hangs: no sign of life for %.0f s", job.entry.number, silent)
-            job.ends = "aside"
+            job.ends = "hangs"
             job.process.kill()  # it does not hear anything milder
         elif self._stands_still(slot, job) and any(
             entry.number not in self._numbers() and entry.priority >= job.entry.priority
@@ -166,29 +166,33 @@ class JobProcesses:
         """Record how an experiment has ended."""
         entry, number = self._queue.entry(job.entry.number), job.entry.number
         fields = {"event": "experiment", "number": number, "why": "", "state": entry.state}
-        if entry.state == "running" and job.ends:
-            values: dict[str, Any] = {"state": "stopped"}
-            if job.ends == "aside":
-                values = {"state": "waiting", "set_aside": entry.set_aside + 1}
-            entry = self._queue.change(entry, **values)
-        elif entry.state == "running" and code == 2:
+        if entry.state == "running" and code == 2 and not job.ends:
             raise SettingError(f"experiment {number} cannot go on, and the next one could not begin: see above")
-        elif entry.state == "running":
+        if lost := entry.state == "running" and job.ends in ("", "hangs"):
             self._lost[number] = self._lost.get(number, 0) + 1
-            if self._lost[number] < _STARTS:
-                log.error("the process of experiment %d has ended with code %d, and is started again", number, code)
-                return
-            why = f"its process has ended {_STARTS} times, the last time with code {code}; the server's log says more"
+        how = "hung and was killed" if job.ends else f"ended with code {code}"
+        if lost and self._lost[number] >= _STARTS:
+            why = f"its process was lost {_STARTS} times: the last one {how}; the server's log says more"
             entry = self._queue.change(entry, state="failed", why=why)
+        elif lost and not job.ends:
+            log.error("the process of experiment %d has %s, and is started again", number, how)
+            return
+        elif entry.state == "running" and job.ends == "stopped":
+            entry = self._queue.change(entry, state="stopped")
+        elif entry.state == "running":
+            entry = self._queue.change(entry, state="waiting", set_aside=entry.set_aside + 1)
         fields |= {"state": entry.state, "why": entry.why}
         sentence = "experiment %(number)d: %(why)s" if entry.why else "experiment %(number)d of the queue is %(state)s"
-        sentence = "experiment %(number)d makes room for others, and goes on later" if job.ends == "aside" else sentence
-        log.log(logging.WARNING if entry.why or job.ends == "aside" else logging.INFO, sentence, fields)
+        if aside := entry.state == "waiting":
+            sentence = "experiment %(number)d makes room for others, and goes on later"
+        log.log(logging.WARNING if entry.why or aside else logging.INFO, sentence, fields)
 
     def _stands_still(self, slot: int, job: Job) -> bool:
         """Return whether a run has waited for sites, or not moved, for longer than its patience."""
         activity = _written(slot_folder(self._server.folder, slot)).get("activity") or {}
-        since = max(float(activity.get("since") or 0.0), _seconds(job.entry.started))
+        since = float(activity.get("since") or 0.0)
+        if since < _seconds(job.entry.started):  # the slot's last process wrote it: this one is still loading
+            return False
         return str(activity.get("state")).startswith(_IDLE) and time.time() - since > job.patience
 
     def _numbers(self) -> set[int]:
