@@ -10,7 +10,6 @@ from typing import Any
 
 import jobs
 import pictures
-import prose
 import settings
 import xor
 from shared.intervals import interval, plus_minus
@@ -62,52 +61,6 @@ def shuffled_table(out: Path, part: str) -> str:
             rows.append([f"*CGAU minus {other}{title}*", *cells])
     rows.append(["*repetitions*", *(len(methods[settings.CGAU]) for methods in found.values())])
     return table(["shuffled", *(f"{shuffle:.1f}" for shuffle in found)], rows)
-
-
-PRINTED = {  # by part: what it remakes, which version is compared, and the paper's figure and sign by share shuffled
-    "more_rows": ("Fig. 2b, images", "last", {0.0: ("the largest gain (a plot)", 1), 1.0: ("0.780 to 0.785", 1)}),
-    "rare": (
-        "Fig. 2a, AUC of a rare class (sensors instead of audio)",
-        "mean",
-        {0.0: ("0.994 to 0.998", 1), 1.0: ("no difference", 0)},
-    ),
-}
-
-
-def verdict_table(out: Path) -> str:
-    """Table: the paper's claims beside what the other tables of this page say, with a verdict."""
-    rows = [xor_verdict(out)]
-    for part, (what, which, printed) in PRINTED.items():
-        for shuffle, (figure, sign) in printed.items():
-            found = jobs.by_method(out, part, f"shuffle {shuffle}")
-            for other in (settings.RELU, settings.BLIND):
-                gains = [100 * gain for gain in differences(found, settings.CGAU, other, which)]
-                if len(gains) < 3:  # no interval
-                    continue
-                middle, half = interval(gains)
-                seen = (middle - half > 0) - (middle + half < 0)
-                claim = f"{what}, {shuffle:g} shuffled: CGAU against {other}"
-                here = f"{middle:+.1f} ± {half:.1f} points, {len(gains)} seeds"
-                known = other == settings.RELU  # the paper has no gated unit without conditioning
-                says = ("cannot be told apart", "gains", "loses")[seen]
-                if known:
-                    says = "agrees" if seen == sign else "opposite" if seen else "cannot be told apart"
-                rows.append([claim, figure if known else "not in the paper", here, says])
-    return table(["claim", "paper", "here", "verdict"], rows)
-
-
-def xor_verdict(out: Path) -> list[object]:
-    """Row of the verdicts: whether the unit needs its conditioning to solve XOR."""
-    found = json.loads((out / "xor.json").read_text())
-    with_it, without = found[xor.CONDITIONED], found[xor.BLIND]
-    low, high = xor.interval(without["solved"], without["starts"])
-    share = with_it["solved"] / with_it["starts"]
-    solves = f"conditioned {with_it['solved']}, not conditioned {without['solved']}, MLP {found[xor.MLP]['solved']}"
-    says = "agrees that it solves it; " + (
-        "conditioning is not needed and its effect is within the interval" if low < share < high else
-        "conditioning changes how often"
-    )  # fmt: skip
-    return ["Fig. 3, XOR: one conditioned gated unit solves it", "solves it", f"{solves} of {with_it['starts']}", says]
 
 
 def image_table(out: Path) -> str:
@@ -270,7 +223,6 @@ def conditioning_table(out: Path, folder: Path) -> str:
 
 
 NEEDS = {  # where a table's results are, unless in the folder of its name
-    "verdicts": "xor.json",
     "xor": "xor.json",
     "more rows": "more_rows",
     "paper images": "paper_images",
@@ -284,7 +236,6 @@ NEEDS = {  # where a table's results are, unless in the folder of its name
 def write(out: Path, folder: Path) -> Path:
     """Fill in the tables of RESULTS.md between their markers (a missing file is created), and draw the figures."""
     parts: dict[str, Callable[[], str]] = {
-        "verdicts": lambda: verdict_table(out),
         "xor": lambda: xor_table(out),
         "more rows": lambda: shuffled_table(out, "more_rows"),
         "rare": lambda: shuffled_table(out, "rare"),
@@ -315,7 +266,7 @@ def write(out: Path, folder: Path) -> Path:
             print(f"{name}: unchanged, since not everything has been measured ({type(error).__name__}: {error})")
             continue
         text = put(text, name, made)
-    path.write_text(prose.fill(text), "utf-8")
+    path.write_text(text, "utf-8")
     if (out / "xor.json").exists():
         xor.draw(out, folder / "xor.png")
     if (out / "images").exists():

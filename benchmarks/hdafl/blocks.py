@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from shared.markdown import cells, sections
 
 BASE = "FedAvg"  # what the others are compared with
-
-
-@dataclass(frozen=True)
-class Number:
-    """A figure of a table with its 95 % interval, which one seed does not have."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, cell: str) -> Number | None:
-        """Read "+1.6 [-5.5, +8.6]" or "1.6"; None for any other text."""
-        found = re.fullmatch(r"([-+]?[\d.]+)(?: \[([-+]?[\d.]+), ([-+]?[\d.]+)\])?", cell)
-        return None if found is None else cls(*(None if part is None else float(part) for part in found.groups()))
-
-    @property
-    def half(self) -> float:
-        """From the figure to the end of its interval on the side of 0; NaN without one."""
-        if self.low is None or self.high is None:
-            return math.nan
-        return self.value - self.low if self.value > 0 else self.high - self.value
 
 
 def merged(old: str, new: str, order: Sequence[str] = ()) -> str:

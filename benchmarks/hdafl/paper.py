@@ -36,11 +36,6 @@ TABLE_4 = {int(cohort): tuple(figures) for cohort, figures in PRINTED["table_4"]
 TABLE_5 = {int(rounds): tuple(figures) for rounds, figures in PRINTED["table_5"].items()}
 
 
-def gains(setting: str) -> list[float]:
-    """HDAFL minus FedAvg of table 3 in points, by rising clients per round."""
-    return [ours - base for ours, base in TABLE_3[setting].values()]
-
-
 def printed(scale: Scale, here: bool) -> str:
     """Return the paper's conditions beside those of the parts "paper" and "traffic".
 

@@ -11,7 +11,6 @@ import federations
 import figures
 import numpy as np
 import paper
-import prose
 import settings
 import torch
 from blocks import merged, merged_rows
@@ -50,7 +49,7 @@ def write(out: Path, path: Path) -> str:
         if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
             text = put(text, name, merged(block(text, name), made, ORDER) if name in SECTIONS else made, append=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(prose.fill(text), "utf-8")
+    path.write_text(text, "utf-8")
     drawn = figures.draw(out, path.parent)
     return f"wrote {path} and {', '.join(figure.name for figure in drawn) or 'no plots'}"
 

@@ -22,7 +22,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import conditions
 import gap
 import parts
-import prose
 import speed
 import tables
 import verify
@@ -43,9 +42,6 @@ def write(raw_tables: Path) -> None:
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         text = put(text, name, block)
-    for name, make in (("summary", prose.summary), ("gap prose", prose.gap), ("speed prose", prose.speed)):
-        made = make(text)
-        text = put(text, name, made) if made else text
     page.write_text(text, "utf-8")
 
 

@@ -80,7 +80,7 @@ def test_no_client_depends_on_what_is_in_test_rows() -> None:
     """Before, principal components and k-means saw the rows that clients were tested on."""
     program = """
 import federations, numpy as np
-rows = federations.rare_rows()
+rows = federations.rare_sound()
 split = federations.rare_by_clusters(0.2, 3)
 def own(clients, *parts):
     return [np.concatenate([clients.indices(c, part) for part in parts]).tolist() for c in range(len(clients))]
@@ -106,14 +106,3 @@ def test_a_dry_run_prints_the_conditions_beside_the_papers(scale: str, tmp_path:
     assert lines["rounds"].split()[-1].isdigit() or "500" in lines["rounds"]
     if scale == "full":
         assert "*" not in lines["units"] + lines["dropout"] + lines["batch"] + lines["repetitions"]
-
-
-def test_the_sentences_are_those_of_the_tables() -> None:
-    """Before, they were written by hand; with another table they say something else."""
-    prose = loaded(FOLDER / "prose.py")
-    text = (FOLDER / "RESULTS.md").read_text("utf-8")
-    assert prose.fill(text) == text
-    assert all(prose.block(text, name) for name in prose.PROSE)
-    (line,) = [line for line in text.splitlines() if line.startswith("| plain | 91.4")]
-    other = prose.fill(text.replace(line, "| plain | 93.4 ± 0.8 | 86.6 ± 4.2 | -1.5 ± 1.2 | 5 |"))
-    assert "- Domains: CGAU against ReLU -1.5 ± 1.2: loses;" in other

@@ -79,6 +79,28 @@ def test_figures_of_ours_are_those_of_the_results(paper: str) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("paper", ["cgau", "hdafl", "smmd"])
+def test_sentences_of_the_results_cite_only_figures_of_their_tables(paper: str) -> None:
+    """A table that a program writes anew must not leave a sentence behind that says something else."""
+    sentences, *measured = _split(paper)
+    assert _uncited(sentences, measured) == []
+    assert len(_uncited(sentences, [])) > 20
+
+
+def _split(paper: str) -> list[str]:
+    """What a person wrote on a page of results, then each block that a program writes."""
+    text = (ROOT / "benchmarks" / paper / "RESULTS.md").read_text("utf-8")
+    block = re.compile(r"<!-- (?!end)(.*?) -->\n(.*?)<!-- end of \1 -->", re.DOTALL)
+    return [block.sub("", text), *(match[2] for match in block.finditer(text))]
+
+
+def _uncited(sentences: str, measured: list[str]) -> list[str]:
+    """Differences and halves of intervals in sentences that are in no block."""
+    tables = "".join(measured)
+    figures = re.findall(r"(?<![\w.])[-+]\d+\.\d+|\d+\.\d+(?= ±)|(?<=± )\d+\.\d+", sentences)
+    return [one for one in figures if not re.search(rf"(?<![\d.]){re.escape(one.lstrip('+'))}(?!\d)", tables)]
+
+
 @pytest.fixture(scope="module")
 def made() -> ModuleType:
     folder = ROOT / "benchmarks" / "papers"
