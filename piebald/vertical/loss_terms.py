@@ -38,7 +38,8 @@ class PartyView:
         traces: of its network, for its own batch and for the co-occurring one.
         moments: statistics of each layer with noise, in place of the exact ones (`RowNoise`).
         signed: the translator without noise, through which gradients by it go on; `phi` itself without noise.
-        inputs, weight: of a split model, for the co-occurring batch [m, f] and [f], whose shares [m] are `common`.
+        inputs, weight: of a split model, for the co-occurring batch [m, f] and [f], whose shares [m] are `common`; the
+            inputs of a row whose share is clipped are 0.
     """
 
     layers: list[Tensor]
@@ -310,7 +311,8 @@ class ResidualTerm(LossTerm):
         L = mean over i of log 2 - y_i z_i / 2 + z_i^2 / 8
         dL/dw = mean of x_i (z_i / 4 - y_i / 2), of which the other party's part is X' S, under encryption
 
-    with S = z / 4 of the other party, at the source less y / 2.  No party sees the residual of a row.
+    with S = z / 4 of the other party, at the source less y / 2.  No party sees the residual of a row.  Shares z are
+    clipped to -MOST_SCORE to MOST_SCORE, and rows whose share a party has clipped have coefficients X of 0 there.
 
     Args:
         role: role of this party.

@@ -31,6 +31,7 @@ from piebald.data.clients.row_identity import UNKNOWN, Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.partition.vertical_split import Vertical, feature_names
 from piebald.data.preparation.agreement import fitted
+from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.column_models import CategoryColumn, Column, Numbers, NumericColumn
 from piebald.data.preparation.columns import is_numeric
 from piebald.data.preparation.preparation import Preparation
@@ -335,7 +336,7 @@ def load_one(
         test_y=torch.from_numpy(labels[tested]) if len(tested) and labels is not None and known else nothing,
         # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
         keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
-        records=_records(file, role, public),
+        records=records_in(Path(file.path), role, file.cleaning, _read(file, public)),
         place=Path(file.rows or file.path).resolve().parent,
         preparation=preparation,
         own_y=None if role == "source" or labels is None else torch.from_numpy(labels)[~held_out],
@@ -362,12 +363,19 @@ def _read(file: PartyFile, public: bool) -> Any:
     return frame
 
 
-def _records(file: PartyFile, role: Role, public: bool) -> Digests:
-    """Return the digests of rows as they are read without rules: no rule makes them others for the ledger."""
+def records_in(rows: Any, role: Role, cleaning: Cleaning | None, cells: Any = None) -> Digests:
+    """Return the digests of rows as they are read without rules: no rule makes them others for the ledger.
+
+    Args:
+        rows: a pandas DataFrame, or the path of a table.
+        role: the party that has them.
+        cleaning: the rules, by which it is read where it cannot be without.
+        cells: the same rows, read cell by cell, where the rules are applied to these.
+    """
     try:
-        return records_of(read_owners(Path(file.path)), role)
+        return records_of(read_owners(rows), role)
     except SettingError:  # only the rules say how it is read
-        return records_of(read_owners(_read(file, public), cleaning=file.cleaning), role)
+        return records_of(read_owners(rows if cells is None else cells, cleaning=cleaning), role)
 
 
 def load_files(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
@@ -29,7 +28,7 @@ from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.kernels import Floats
 from piebald.vertical.loss_terms import MOST_SCORE
-from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in, read_cells
+from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in, read_cells, records_in
 from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_store import PartyStore, opened, read_settings, weights_in
@@ -168,7 +167,8 @@ class _Shares:
         with torch.no_grad():
             shares: Floats = network(preparation.inputs(frame)).numpy()
         places = [Path(rows).resolve().parent / FOLDER] if isinstance(rows, str | Path) else []
-        return cls(preparation, frame, keys, place, shares, records_of(read_owners(rows), role), places)
+        cleaning = None if preparation.columns is None else preparation.columns.cleaning
+        return cls(preparation, frame, keys, place, shares, records_in(rows, role, cleaning), places)
 
     @property
     def digest(self) -> str:
@@ -239,8 +239,8 @@ def _table(preparation: PartyPreparation, rows: DataFrame | PathLike, tell: Tell
         frame: Any = rows
     elif preparation.as_written:
         frame = read_cells(Path(rows), preparation.key)
-    else:
-        frame = read_table(Path(rows), preparation.key or None, () if columns is None else columns.as_written)
+    else:  # as `load_one` reads the rows of training, the keys included
+        frame = read_table(Path(rows), None, () if columns is None else columns.as_written)
     return frame if columns is None else columns.cleaned(frame, tell=tell)
 
 
@@ -250,5 +250,7 @@ def _listed(preparation: PartyPreparation, frame: DataFrame, **columns: Floats) 
 
     listed: dict[str, Any] = {"row": range(1, len(frame) + 1)}
     if preparation.key in frame.columns:
-        listed[preparation.key] = frame[preparation.key].to_numpy()
+        keys = frame[preparation.key].reset_index(drop=True)
+        # whole numbers beside gaps are read as 1000.0
+        listed[preparation.key] = keys.convert_dtypes() if keys.dtype.kind == "f" else keys
     return pandas.DataFrame(listed | columns)

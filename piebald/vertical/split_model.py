@@ -5,6 +5,11 @@ A vertically split logistic regression (Hardy et al. 2017), with the losses of `
     z = z_source + z_target,    z_party = w_party . x_party
 
 Each party keeps its weights.  The target's score of a row needs the source's share z_source of the same row.
+
+Inputs and shares are clipped to -8 to 8 (`MOST_SCORE`), in training and at prediction: a score within is as good as
+certain, and products under encryption need bounds.  A row whose own share is clipped has no part in the gradient of
+the party's weights: its coefficients are 0, whatever the other party's share of it is, as the slope of a clipped share
+is.  What the other party sends as its shares of held-out or new rows is refused beyond the same bound.
 """
 
 from __future__ import annotations
@@ -45,8 +50,12 @@ class LinearScore(nn.Module):
         return self.share(self.inputs(x))
 
     def share(self, inputs: Tensor) -> Tensor:
-        """The share z [n] of rows of `inputs`."""
+        """The share z [n] of rows of `inputs`, clipped."""
         return (inputs @ self.weight).clamp(-MOST_SCORE, MOST_SCORE)
+
+    def unclipped(self, inputs: Tensor) -> Tensor:
+        """Rows of `inputs` [n, f], with 0 in those whose share is clipped and does not change with the weights."""
+        return inputs * ((inputs @ self.weight).detach().abs() <= MOST_SCORE)[:, None]
 
 
 def party_class(method: Method) -> type[Party]:
@@ -67,7 +76,8 @@ class SplitParty(Party):
         chunk = self.common[self.done % len(self.common)]
         inputs = self.network.inputs(self.data.x[chunk])
         labels = None if self.data.y is None else self.data.y[chunk]
-        return PartyView([], self.network.share(inputs), labels, inputs=inputs, weight=self.network.weight)
+        coefficients = self.network.unclipped(inputs)
+        return PartyView([], self.network.share(inputs), labels, inputs=coefficients, weight=self.network.weight)
 
     def predict(self, x: Tensor) -> Tensor:
         raise RuntimeFault("a split model scores rows with both parties' shares: use piebald.vertical.predict")

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,6 +46,14 @@ class Method(Component):
     """How the two parties' models belong together: a term of the loss."""
 
     axis = "method"
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        if "noise" in fields and "noise" not in type(self).model_fields:
+            raise SettingError(
+                f"method = {self.kind!r} has no noise, since what it tells is of co-occurring rows, which none hides: "
+                "leave noise out, or take method = 'smmd', whose noise hides each party's own rows"
+            )
+        super().__init__(*values, **fields)
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         """Return the term at one party, for these batch sizes and widths of aligned layers."""
@@ -84,7 +92,10 @@ class Method(Component):
 
     def statement(self, role: Role, releases: int) -> str:
         """Return the statement about differential privacy of a party after some releases about one of its rows."""
-        return "no noise is added, and nothing is claimed about differential privacy"
+        return (
+            "no noise is added, and nothing is claimed about differential privacy; method = 'smmd' with noise hides "
+            "single rows of a party's own"
+        )
 
 
 class Smmd(Method):

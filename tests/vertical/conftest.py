@@ -116,6 +116,13 @@ def train_both(
     """Both parties, in two threads; an error of either is raised."""
     held = data or load(settings.data, settings.seed)
     parties = {role: party(role, held[role], settings) for role in ROLES}
+    return parties, run_steps(settings, parties, ends)
+
+
+def run_steps(
+    settings: TransferSettings, parties: dict[Role, Party], ends: tuple[Channel, Channel] | None = None
+) -> dict[Role, list[TransferStep]]:
+    """Both parties' steps, in two threads."""
     steps: dict[Role, list[TransferStep]] = {}
 
     def one(role: Role, session: PartySession) -> None:
@@ -125,7 +132,7 @@ def train_both(
     errors = talk(one, ends)
     for error in errors.values():
         raise error
-    return parties, steps
+    return steps
 
 
 def talk(

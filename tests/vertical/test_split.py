@@ -16,14 +16,15 @@ from piebald.cli import main
 from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.vertical.loss_terms import MOST_SCORE
 from piebald.vertical.party_data import PartyPreparation, load
 from piebald.vertical.party_network import taylor_loss
 from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_runs import resume, run
 
-from .conftest import checkpoint, encrypted, small, train_both
-from .test_files import KNOWN, apart, folder, own, people, pytestmark  # noqa: F401
+from .conftest import checkpoint, encrypted, party, run_steps, small, train_both
+from .test_files import KNOWN, SOURCE, apart, folder, own, people, pytestmark  # noqa: F401
 
 SPLIT = {"kind": "split", "inputs": 16}
 
@@ -61,6 +62,27 @@ def test_the_protocol_is_logistic_regression_on_all_columns_by_autograd(optimize
         joint.step()
     for role in ROLES:
         torch.testing.assert_close(parties[role].network.weight, w[role], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_row_whose_share_is_clipped_moves_no_weight_whatever_the_other_party_sends(role):
+    """As by autograd, where a clipped share has no slope: the other party's part of the gradient left it in."""
+    settings = split(backend="plain", steps=1, optimizer="sgd", beta=0.0, lr=1.0)
+    held = load(settings.data, 0)
+    parties = {one: party(one, held[one], settings) for one in ROLES}
+    with torch.no_grad():  # some rows of this party beyond 8, and shares of the other one at its end
+        parties[role].network.weight[0] = 7.0
+        parties["target" if role == "source" else "source"].network.weight[:] = 50.0
+    before = {one: parties[one].network.weight.detach().clone().requires_grad_() for one in ROLES}
+    rows = {one: parties[one].common[0] for one in ROLES}
+    x = {one: parties[one].network.inputs(held[one].x[rows[one]]) for one in ROLES}
+    sums = {one: x[one] @ before[one] for one in ROLES}
+    assert 0 < int((sums[role].abs() > MOST_SCORE).sum()) < len(rows[role])
+    z = sum(one.clamp(-MOST_SCORE, MOST_SCORE) for one in sums.values())
+    taylor_loss(z, held["source"].y[rows["source"]]).backward()
+    run_steps(settings, parties)
+    torch.testing.assert_close(before[role].detach() - parties[role].network.weight, before[role].grad, rtol=0,
+                               atol=1e-12)  # fmt: skip
 
 
 @pytest.mark.full
@@ -142,6 +164,29 @@ def test_scores_need_both_parties_rows_of_the_same_keys(folder, capsys):  # noqa
         assert score == pytest.approx(by_key[float(key)], rel=1e-9)
 
 
+@pytest.mark.full
+def test_new_tables_are_read_as_those_of_training_were(folder):  # noqa: F811
+    """A table that only its rules can read, with a key among numbers that is written in two ways."""
+    bank, shop = people()
+    written = bank.assign(income=[f"{value:.3f}".replace(".", ",") for value in bank["income"]])
+    written["customer"] = [
+        str(key) if key == 1007 else None if key != key else f"{key:.0f}" for key in bank["customer"]
+    ]
+    written.to_csv("written.csv", index=False)
+    rules = {"parse": {"income": "decimal comma"}}
+    settings = files(source={**SOURCE, "path": "written.csv", "prepare": rules})
+    with pytest.raises(SettingError, match="income"):
+        read_owners(Path("written.csv"))
+    run(settings, out="ruled")
+    bank.assign(income=bank["income"].round(3)).to_csv("clean.csv", index=False)
+    run(files(source={**SOURCE, "path": "clean.csv"}), out="clean")
+    shop.to_csv("shop.csv", index=False)
+    found = [vertical.predict(name, "shop.csv", table) for name, table in
+             (("ruled", "written.csv"), ("clean", "clean.csv"))]  # fmt: skip
+    assert found[0]["score"].notna().sum() == KNOWN
+    np.testing.assert_allclose(found[0]["score"], found[1]["score"], rtol=1e-6)
+
+
 def both_predict(folders, tables):
     said = {}
 
@@ -203,6 +248,12 @@ def test_nothing_serves_a_split_model_and_no_party_scores_alone(folder, capsys):
     assert "which needs both parties: use piebald predict" in capsys.readouterr().err
     with pytest.raises(RuntimeFault, match="both parties' shares"):
         train_both(split(steps=1))[0]["target"].predict(torch.zeros(1, 15))
+
+
+@pytest.mark.parametrize("kind", ["split", "ftl"])
+def test_noise_where_there_is_none_is_a_sentence_that_says_what_has_it(kind):
+    with pytest.raises(SettingError, match=rf"method = '{kind}' has no noise, .* take method = 'smmd'"):
+        small(method={"kind": kind, "noise": 3.0})
 
 
 def test_too_many_inputs_and_too_few_rows_are_refused():
