@@ -25,6 +25,7 @@ import torch
 from ledger import SPEED, Ledger
 from measures import ENGINES, RECIPES, Measurement
 from shared.options import reader
+from switches import SWITCHES, switched
 from works import COHORTS, NAMES, REGISTERED, SCALES, SHARING, STACKS, Workload
 
 from piebald.core.errors import DeviceLost
@@ -32,12 +33,12 @@ from piebald.core.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
 PARTS = (
-    "machine", "equality", *NAMES, "recipes", "profile", "cohorts", "registered", "stacks", "precision", "compile",
-    "workers",
+    "machine", "equality", *NAMES, "switches", "recipes", "profile", "cohorts", "registered", "stacks", "precision",
+    "compile", "workers",
 )  # fmt: skip
 PART_SECONDS = 120.0
 EQUALITY = "Equality with the CPU"
-STACKED, SHARED = "Stacks", "Several processes on one device"
+STACKED, SHARED, SWITCHED = "Stacks", "Several processes on one device", "One part switched"
 PEERS = {"fedjax": "with_fedjax.py", "pfl": "with_pfl.py"}
 TOO_MUCH = "more memory than the device has"
 
@@ -60,18 +61,23 @@ def equality(device: str, scale: str, all_recipes: bool) -> Iterator[Plan]:
 
 def speed(device: str, scale: str, name: str, ledger: Ledger) -> Iterator[Plan]:
     """Yield a workload's bare loop, Piebald beside it, and other packages where they have the workload."""
-    base = f"{name}, bare loop"
-
-    def beside(measure: Measurement) -> measures.Row:
-        row, loop = measure(), ledger.get(SPEED, base)
-        both = "seconds a round" in loop and "seconds a round" in row
-        return measures.beside(row, loop, name) if both else row
-
-    yield SPEED, base, partial(measures.bare, SCALES[scale][name], device)
+    beside = partial(_beside_bare, name, ledger)
+    yield SPEED, f"{name}, bare loop", partial(measures.bare, SCALES[scale][name], device)
     yield SPEED, name, partial(beside, partial(measures.seconds_a_round, SCALES[scale][name], device))
     if scale == "full" and name in ("W1", "W2"):
         for package, script in PEERS.items():
             yield SPEED, f"{name}, {package}", partial(beside, partial(measures.peer, script, package, name))
+
+
+def _beside_bare(name: str, ledger: Ledger, measure: Measurement) -> measures.Row:
+    """Return a row with its ratio to the bare loop of its workload, where both were measured."""
+    row, loop = measure(), ledger.get(SPEED, f"{name}, bare loop")
+    both = "seconds a round" in loop and "seconds a round" in row
+    return measures.beside(row, loop, name) if both else row
+
+
+def _switched(work: Workload, device: str, switch: str, ledger: Ledger) -> measures.Row:
+    return switched(work, device, switch, ledger.get(SPEED, work.name))
 
 
 def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledger: Ledger) -> Iterator[Plan]:
@@ -104,11 +110,8 @@ def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledge
 
 def compiled(work: Workload, device: str, ledger: Ledger) -> measures.Row:
     """Compiled passes, beside the bare loop as well."""
-    row, loop = (
-        measures.compiled(work, device, ledger.get(SPEED, work.name)),
-        ledger.get(SPEED, f"{work.name}, bare loop"),
-    )
-    return measures.beside(row, loop, work.name) if "seconds a round" in loop else row
+    plain = ledger.get(SPEED, work.name)
+    return _beside_bare(work.name, ledger, partial(measures.compiled, work, device, plain))
 
 
 def profile(work: Workload, device: str, ledger: Ledger) -> measures.Row:
@@ -127,6 +130,10 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
     for part, name in NAMES.items():
         yield from ((part, plan) for plan in speed(device, scale, name, ledger))
     for name in first:  # by the engine that was the fastest
+        for switch in SWITCHES:
+            beside = partial(_beside_bare, name, ledger, partial(_switched, works[name], device, switch, ledger))
+            yield "switches", (SWITCHED, f"{name}, {switch}", beside)
+    for name in first:
         yield "profile", ("The three largest costs", name, partial(profile, works[name], device, ledger))
     yield from (("recipes", plan) for plan in equality(device, scale, all_recipes=True))
     w1 = works["W1"]

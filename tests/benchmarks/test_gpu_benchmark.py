@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -63,20 +62,9 @@ def test_a_device_that_is_not_here_is_refused_in_one_sentence(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_the_first_minutes_write_each_row_and_one_table(tmp_path: Path) -> None:
-    """Also where the time is up meanwhile; a section that does not fit says so."""
-    script = ROOT / "benchmarks" / "gpu" / "first_minutes.sh"
-    command = ["sh", str(script), "--device", "cpu", "--scale", "tiny", "--out", str(tmp_path)]
-    done = subprocess.run([*command, "--only", "W1"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "first_minutes.jsonl").read_text().splitlines()]
-    names = {row["name"]: row for row in rows}
-    for switched in ("server on the host", "sums in a CPU's blocks", "numbers for each stack"):
-        assert any(switched in name and row["seconds a round"] > 0 for name, row in names.items())
-    assert any("recorded" in name for name in names)
-    page = (tmp_path / "first_minutes.md").read_text()
-    assert all(name in page for name in names)
-    assert "commit" in page.splitlines()[0]
-    assert page.strip() in done.stdout
-    late = subprocess.run([*command, "--only", "W2", "--seconds", "0"], capture_output=True, text=True)
-    assert "the time was up before it began" in late.stdout
+def test_each_part_is_switched_once_on_each_workload(tmp_path: Path) -> None:
+    found = measure(tmp_path, "--only", "W1", "switches")["One part switched"]
+    for switch in ("server on the host", "sums in a CPU's blocks", "numbers for each stack", "channels-last"):
+        assert float(found[f"W1, {switch}"]["seconds a round"]) > 0  # type: ignore[arg-type]
+        assert "times the bare loop" in found[f"W1, {switch}"]
+    assert "not on cpu" in str(found["W1, recorded"]["not measured"])
