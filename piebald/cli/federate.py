@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
 app.app.add_typer(_site, name="site")
+_EXPIRY = 30.0  # seconds without a sign of life before a server that hangs loses its lease
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
 
@@ -99,8 +100,9 @@ def server(
         bool, typer.Option("--standby", help="Wait until no other server has the credentials, and take over.")
     ] = False,
     expiry: Annotated[
-        float, typer.Option(min=5, help="With --standby: seconds without a sign of life of a server that hangs.")
-    ] = 30.0,
+        float | None,
+        typer.Option(min=5, help="With --standby: seconds without a sign of life of a server that hangs [30]."),
+    ] = None,
     listen: Annotated[str, typer.Option(help="The address to listen at; by default all of this machine.")] = "0.0.0.0",
     job: Annotated[tuple[int, int, int] | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -119,6 +121,11 @@ def server(
     party, page = read(credentials), page_address(options)
     options.start_log()
     Listener.host = listen
+    if expiry is not None and not standby:
+        raise SettingError(
+            f"--expiry {expiry:g} is how long a server may give no sign of life before one that stands by takes over: "
+            "add --standby, or leave it out"
+        )
     if job is not None:  # the process of an experiment of the queue
         return serve_job(credentials, *job, options)
     if file is None:
@@ -129,7 +136,7 @@ def server(
         if check:
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(party), check_space(credentials)]))
-        return serve_queue(credentials, page, options, expiry if standby else None)
+        return serve_queue(credentials, page, options, (expiry or _EXPIRY) if standby else None)
     if standby:
         raise SettingError("--standby is for a server that takes experiments from its queue: leave the file out")
     if options.plugins is not None:

@@ -392,11 +392,12 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
     Yields:
         The listeners of the run that write its steps into the log.
     """
-    from piebald.federation.link.supervision import at_work
+    from piebald.federation.link.supervision import at_work, repeated
     from piebald.federation.operate.logs import StepLog
     from piebald.federation.operate.page_server import serving_page
+    from piebald.federation.operate.takeover import BEAT, leased
 
-    with locked(credentials):
+    with leased(credentials) as held, locked(credentials), repeated(held.beat, BEAT):
         name_run(credentials, run)
         page_server = nullcontext() if page is None else serving_page(page, credentials)
         with page_server, at_work("preparing the run"):
@@ -405,10 +406,10 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
 
 def name_run(credentials: Path, run: Path) -> None:
     """Write the name of the run folder that a server writes into its credentials."""
-    from piebald.core.private_files import write_private
     from piebald.federation.operate.status import RUN
+    from piebald.storage import lease
 
-    write_private(credentials / RUN, json.dumps({"folder": str(run.resolve())}) + "\n")
+    lease.write(credentials / RUN, json.dumps({"folder": str(run.resolve())}) + "\n")
 
 
 @contextmanager

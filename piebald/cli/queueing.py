@@ -240,14 +240,15 @@ def serve_queue(credentials: Path, page: PageAddress | None, options: app.Shared
         expiry: seconds without a sign of life after which it takes the credentials from another process, for whose end
             it waits; None for an error in place of that.
     """
-    from piebald.federation.operate.job_processes import JobProcesses, leased
+    from piebald.federation.operate.job_processes import JobProcesses
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
+    from piebald.federation.operate.takeover import leased
 
     server, queue = _opened(credentials)
     app.end_on_term()
     shows = nullcontext() if page is None else serving_page(page, server.folder)
-    with leased(server, expiry) as held, locked(credentials), shows:
+    with leased(server.folder, expiry) as held, locked(credentials), shows:
         refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")
         jobs = JobProcesses(server, queue, partial(_job_words, options), held)
         try:

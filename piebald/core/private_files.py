@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PART = re.compile(r".+\.(\d+)\.part")  # what is written first (`_part`), with the process that does
 
 
-def write_private(path: Path, text: str | bytes | Sequence[memoryview], lasting: bool = True) -> None:
+def write_private(
+    path: Path,
+    text: str | bytes | Sequence[memoryview],
+    lasting: bool = True,
+    ready: Callable[[], object] = bool,
+) -> None:
     """Write a file with mode 0600, either completely or not at all.
 
     Args:
         path: the file, which is replaced if it exists.
         text: the new content, or its pieces.
         lasting: whether to flush it to the disk, so that it survives a power failure.
+        ready: called once the new content is beside the file, before it is replaced.
     """
     pieces = [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text
     temporary = _part(path)
@@ -31,6 +37,7 @@ def write_private(path: Path, text: str | bytes | Sequence[memoryview], lasting:
             if lasting:
                 # before the file has its name: else a power failure could leave the name with nothing in it
                 os.fsync(file.fileno())
+        ready()
         os.replace(temporary, path)
         if lasting:
             # the name is an entry of the folder, which the file's own fsync does not write

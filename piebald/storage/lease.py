@@ -9,6 +9,9 @@ is there once; from then on its holder cannot open it.  The holder tries that be
 what it had written before is there for the next holder, and what it writes later goes to files that have no name any
 more (`seize`), or whose names have its token.
 
+What replaces a file is written beside it, then the holder looks at the lease, then it gets its name (`write`): whoever
+takes the lease deletes what lies beside, so a holder that hangs in between has nothing to give the name to.
+
 So a shared file system must rename in one step, and open a file by its name at the server and not from a cache (NFS
 does, by "close-to-open").  Equal clocks are not needed, and locks (`flock`) only tell a holder's pause from its end.
 """
@@ -27,10 +30,12 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Self
 
 from piebald.core.plain_text import printable
+from piebald.core.private_files import write_private
 from piebald.storage.lock import NO_LINK
 
 _NAME = re.compile(r"lease-(\d{1,18})(\.lost)?")
 _FILES = ("audit.jsonl", "run.lock")  # that are open while something waits, beside the database
+_UNNAMED = ("status.json.*.part", "*.state.json.*.part", "audit.head.*.part", "run.json.*.part", "run.db.part")
 
 log = logging.getLogger("piebald.federation")
 
@@ -144,6 +149,18 @@ def check() -> None:
         Lease.current._end()
 
 
+def write(path: Path, text: str, lasting: bool = True) -> None:
+    """Write a file as `write_private` does, and not over that of a process that has taken the lease.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        write_private(path, text, lasting, ready=check)
+    finally:
+        check()  # before anybody is told; and where the next holder has deleted what was to be the file
+
+
 def token() -> int:
     """Return the token of this process's lease, 0 where it has none."""
     return 0 if Lease.current is None else Lease.current.token
@@ -169,6 +186,8 @@ def seize(folder: Path) -> None:
     """
     from piebald.storage import schema  # here, since it loads PyTorch, which a look at a queue does not need
 
+    for part in (part for pattern in _UNNAMED for part in folder.glob(pattern)):
+        part.unlink(missing_ok=True)
     for name in _FILES:
         with suppress(FileNotFoundError):
             _copied(folder, name).replace(folder / name)

@@ -68,7 +68,8 @@ class RunStore:
         self.path = path
         self.notes: list[str] = []
         self._db = db
-        weakref.finalize(self, db.close)  # no warning where a finished run is not closed
+        # no warning where a finished run is not closed
+        self._end = weakref.finalize(self, _close, db, lock is not None)
         self._lock = lock
         self._read_only = path is not None and lock is None
         newest = db.execute("SELECT coalesce(max(version), 0), coalesce(max(wall), 0.0) FROM step").fetchone()
@@ -297,7 +298,7 @@ class RunStore:
             lease.check()
             with suppress(sqlite3.Error):  # it is being read, or closed: the journal stays
                 self._db.execute("PRAGMA journal_mode = DELETE")
-        self._db.close()
+        self._end()
         if self._lock is not None:
             self._lock.release()
 
@@ -445,6 +446,13 @@ class RunStore:
         for table in ("score", "confusion", "row_score", "failure"):
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
+
+
+def _close(db: sqlite3.Connection, written: bool) -> None:
+    """Close a database; the journal of one that was written is deleted by its name, which may be the next holder's."""
+    if written:
+        lease.check()
+    db.close()
 
 
 def _once_files_can_be_opened(write: Callable[[], tensor_files.WrittenCheckpoint]) -> tensor_files.WrittenCheckpoint:

@@ -591,7 +591,9 @@ def test_a_server_on_a_full_disk_lives(
     for name in ("status.json", "run.lock"):
         if (credentials / name).exists():
             os.utime(credentials / name, (0, 0))
-    monkeypatch.setattr(status, "write_private", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(
+        "piebald.storage.lease.write_private", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+    )
     monkeypatch.setattr(status.os, "utime", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
     port = free_port()
     with serving_page(PageAddress("127.0.0.1", port), *places):

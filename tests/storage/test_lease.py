@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from piebald.federation.credentials.audit import AuditLog
 from piebald.storage import lease
 from piebald.storage.lease import Lease
 from piebald.storage.lock import RunLock
@@ -144,6 +145,104 @@ def test_a_holder_that_hangs_in_a_transaction_neither_hinders_the_next_one_nor_w
     with RunStore.open_read_only(tmp_path / "run") as store:
         assert [row["arrived"] for row in store.rows("step")] == [1, *([2] * committed), 9, 9]
         assert store.query("PRAGMA integrity_check")[0]["integrity_check"] == "ok"
+
+
+REPLACER = """
+import os, sys
+from pathlib import Path
+from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.operate.status import give_sign
+from piebald.storage import lease
+
+folder, call, place = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+held = lease.Lease.take(folder, None)
+queue, audit = ExperimentQueue(folder), AuditLog(folder)
+entry = queue.add("a", "", folder / "run")
+real = getattr(os, place)
+
+def hangs(*given, **more):
+    if place == "replace" or str(given[0]).endswith(".part"):
+        setattr(os, place, real)
+        print("hangs", flush=True)
+        sys.stdin.readline()
+    return real(*given, **more)
+
+setattr(os, place, hangs)
+exec(call)
+print("told others of it", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "file"),
+    [
+        ("queue.change(entry, state='failed')", "queue/0001.state.json"),
+        ("give_sign(folder)", "status.json"),
+        ("audit.write('joined')", "audit.head"),
+    ],
+)
+@pytest.mark.parametrize("place", ["open", "replace"])
+@pytest.mark.full
+def test_a_holder_that_hangs_while_it_replaces_a_file_does_not_replace_that_of_the_next_one(
+    call: str, file: str, place: str, tmp_path: Path
+) -> None:
+    """It hangs before it has written beside the file, or after its last look at the lease."""
+    writer = Popen(
+        [sys.executable, "-c", REPLACER, str(tmp_path), call, place],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "hangs\n"
+    assert Lease.take(tmp_path, lease.newest(tmp_path)) is not None
+    for folder in (tmp_path, tmp_path / "queue"):
+        lease.seize(folder)
+    lease.write(tmp_path / file, "of the next one")
+    said, why = writer.communicate("go on\n", timeout=60)
+    assert (writer.returncode, said, why.count("has taken the lease")) == (1, "", 1), why
+    assert (tmp_path / file).read_text() == "of the next one"
+
+
+UNCLOSED = """
+import sys
+from pathlib import Path
+from piebald.storage import lease
+from piebald.storage.store import RunStore
+
+folder = Path(sys.argv[1])
+held = lease.Lease.take(folder, None)
+store = RunStore.create(folder / "run", {"recipe": {"name": "fedavg"}})
+print("hangs", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.full
+def test_a_holder_that_ends_without_closing_its_run_leaves_the_journal_of_the_next_one(tmp_path: Path) -> None:
+    writer = Popen(
+        [sys.executable, "-c", UNCLOSED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "hangs\n"
+    assert Lease.take(tmp_path, lease.newest(tmp_path)) is not None
+    lease.seize(tmp_path / "run")
+    with RunStore.open(tmp_path / "run") as store:
+        store.commit({"version": 1, "arrived": 1}, [])
+        writer.communicate("end\n", timeout=60)
+        assert (tmp_path / "run" / "run.db-wal").exists()
+        assert writer.returncode == 1
+
+
+def test_an_audit_log_is_not_rotated_by_who_has_lost_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, audit = Lease.take(tmp_path, None), AuditLog(tmp_path)
+    audit.write("started")
+    monkeypatch.setattr("piebald.federation.credentials.audit.LONG", 1)
+    assert Lease.take(tmp_path, lease.newest(tmp_path)) is not None
+    Lease.current = first
+    monkeypatch.setattr(Lease, "_end", lambda _: sys.exit(1))
+    with pytest.raises(SystemExit):
+        audit.write("joined")
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["audit.jsonl"]
 
 
 def test_a_lock_that_is_held_on_the_old_file_keeps_nobody_out(tmp_path: Path) -> None:

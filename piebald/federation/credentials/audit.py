@@ -35,7 +35,6 @@ from typing import Any
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.files import opened, read_text
-from piebald.core.private_files import write_private
 from piebald.privacy.ledger import Head
 from piebald.storage import lease
 
@@ -109,10 +108,10 @@ class AuditLog:
                     # no line could follow from a part of one
                     os.truncate(file.fileno(), size)
                     raise
-            lease.check()
+            lease.check()  # before anybody is told of the line
             self._line, self._head = self._line + 1, digest
             with suppress(OSError):  # a head that is behind is still in the log
-                write_private(self.path.with_name(HEAD), f"{self._line} {digest}\n", lasting=False)
+                lease.write(self.path.with_name(HEAD), f"{self._line} {digest}\n", lasting=False)
 
     def log_head(self) -> None:
         """Log the head, for somebody to keep elsewhere; nothing where this process wrote no line."""
@@ -127,6 +126,7 @@ class AuditLog:
             return
         with opened(self.path) as file:
             first = _checked(self.path, file.readline(_LONGEST).rstrip(b"\n"), None, None)[0]
+        lease.check()  # the name may be that of the next holder's file
         self.path.rename(self.path.with_name(f"audit-{first:09d}.jsonl"))
 
     def _end(self, file: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from piebald.core.errors import SettingError
 from piebald.core.files import read_json
-from piebald.core.private_files import write_private
+from piebald.storage import lease
 
 PAUSE = 2.0  # seconds between two attempts
 
@@ -122,5 +122,5 @@ def read_table(path: Path, remedy: str = "remove it") -> dict[str, Any] | None:
 
 
 def write_table(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a table in JSON that only its owner can read, either completely or not at all."""
-    write_private(path, json.dumps(values, indent=2) + "\n")
+    """Write a table in JSON as `lease.write` does."""
+    lease.write(path, json.dumps(values, indent=2) + "\n")

@@ -23,7 +23,6 @@ import torch
 
 from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
 from piebald.core.errors import SettingError, failure_reason
-from piebald.core.private_files import write_private
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.outgoing import serve
 from piebald.engines.sequential import SequentialEngine as Engine
@@ -437,8 +436,7 @@ class FederationServer:
             if self._status_ended:  # the watching thread was late, and the folder may be gone
                 return
             self._status_ended = last
-            lease.check()
-            write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
+            lease.write(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- the server's own rows
 

@@ -23,7 +23,6 @@ from typing import Any, Literal, get_args
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.party_files import read_table, write_table
-from piebald.storage import lease
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
@@ -260,7 +259,6 @@ class ExperimentQueue:
         started = _now() if values.get("state") == "running" else entry.started
         changed = replace(entry, **values, ended=ended, started=started)
         state = {name: value for name, value in asdict(changed).items() if name in _CHANGES}
-        lease.check()
         write_table(self._path(entry.number, ".state.json"), {"format": FORMAT, **state})
         return changed
 

@@ -6,7 +6,6 @@ This process holds the port, and passes each connection of a site on to the proc
 from __future__ import annotations
 
 import logging
-import math
 import os
 import select
 import signal
@@ -15,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,14 +34,13 @@ from piebald.federation.operate.status import give_sign, lives, running_process
 from piebald.settings.toml_document import Document
 from piebald.storage import lease
 from piebald.storage.lease import Lease
-from piebald.storage.lock import RunLock, heed_stop
+from piebald.storage.lock import heed_stop
 from piebald.storage.run_folder import refuse_occupied
 
 LOOK = 0.5  # seconds between two looks at the queue
 LEFT = 120.0  # seconds for which a lock may outlive its process on a shared disk
 _ENDING = 60.0  # seconds that a process has to end
 _ENDS = 0.1  # seconds between two looks whether it has
-_QUIET = 3.0  # seconds without a sign of life after which a process without a lock is taken for dead
 _HANGS = 60.0  # seconds without a sign of life of a process, after which it is ended
 _LIVES = b"."  # a sign of life
 _STARTS = 3  # of a process that lost its device, at most
@@ -301,52 +299,6 @@ def await_writer(folder: Path) -> None:
     until = time.monotonic() + LEFT
     while running_process(folder) is not None and time.monotonic() < until:
         time.sleep(LOOK)
-
-
-@contextmanager
-def leased(server: Credentials, expiry: float | None) -> Iterator[Lease]:
-    """The lease of a server's credentials while the block runs, and none of the files of a holder that lost it.
-
-    Args:
-        server: the credentials.
-        expiry: seconds without a sign of life after which the lease of a process that has not ended is taken, None to
-            raise an error in place of standing by.
-
-    Raises:
-        SettingError: another process has the credentials.
-    """
-    folder = server.folder
-    before, since, told, held = lease.newest(folder), time.monotonic(), False, None
-    while held is None:
-        process, now = running_process(folder), lease.newest(folder)
-        if moved := now != before:
-            before, since = now, time.monotonic()
-        quiet = time.monotonic() - since
-        if expiry is None and process is not None:
-            RunLock(folder).drop()  # which says who has it
-        if expiry is None and moved and now is not None:
-            raise SettingError(f"{folder} is held {now.holder}: end that server, or stand by with --standby")
-        if (process is None and (now is None or quiet > _QUIET)) or (now and quiet > (expiry or math.inf)):
-            held = Lease.take(folder, now)
-        elif expiry is not None and process is not None and not told:
-            fields = {"event": "standby", "process": process, "folder": str(folder), "expiry": f"{expiry:g}"}
-            text = "standing by until process %(process)d, which has %(folder)s, has ended, or given no sign of life "
-            log.info(text + "for %(expiry)s seconds", fields)
-            told = True
-        if held is None:
-            time.sleep(LOOK)
-    try:
-        if now is not None:  # its holder has not given it back: it may hang, and wake
-            fields = {"event": "takeover", "folder": str(folder), "from": now.holder, "token": held.token}
-            log.warning("the lease of %(folder)s, held %(from)s, has expired: this server takes over", fields)
-            slots = [slot for slot in (folder / "jobs").glob("*") if slot.is_dir()]
-            runs = [Path(entry.out) for entry in ExperimentQueue(folder).entries() if entry.state == "running"]
-            for place in (folder, *slots, *runs):
-                held.beat()
-                lease.seize(place)
-        yield held
-    finally:
-        held.give_back()
 
 
 # ------------------------------------------------------------------------------------------------ in the other process

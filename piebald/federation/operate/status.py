@@ -17,8 +17,8 @@ from typing import Any
 
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.files import read_json, read_text, regular
-from piebald.core.private_files import write_private
 from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.storage import lease
 
 try:
     import fcntl
@@ -52,10 +52,11 @@ def give_sign(credentials: Path) -> None:
     """Give a sign of life while the status does not change."""
     lives(credentials)
     with suppress(OSError):  # of a full disk, or one that is read alone
+        lease.check()
         try:
             os.utime(credentials / _STATUS)
         except FileNotFoundError:
-            write_private(credentials / _STATUS, "{}", lasting=False)
+            lease.write(credentials / _STATUS, "{}", lasting=False)
 
 
 def check_health(folder: Path) -> None:
