@@ -65,7 +65,6 @@ from piebald.privacy.accounting import PrivacyBudget
 FILE, ANSWERS = "ledger.json", "answers"
 FOLDER = ".piebald"  # beside rows
 TRAINING, TRANSFER, UPDATE = "training", "transfer", "update"  # kinds of entries; all others are of answers
-TRANSFER_ABORT = "transfer_abort"  # an error that ended a transfer without noise, which may tell something of a row
 LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
 SAME = 0.9  # share of rows in common from which those of two names are one set: rows of few categories repeat elsewhere
 MOST_RECORDS = 1 << 20  # of a set of rows that are compared with others: the smallest ones, the same in all sets

@@ -21,7 +21,6 @@ are disclosed than that, rows can be determined.  Where fewer are, not all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.core.randomness import generator
+from piebald.vertical.disclosure_ledger import plan
 from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
@@ -122,10 +122,7 @@ def exposures(role: Role, data: PartyHolding, settings: TransferSettings) -> lis
     """Return the exposure of each kind of chunk of this party."""
     terms, widths = settings.terms(role), (1,) if settings.method.joint else settings.network.aligned
     alone, common = len(data.alone) // settings.batch, len(data.overlap) // settings.overlap_batch
-
-    def uses(chunks: int, counted: Callable[[int], bool] = lambda step: True) -> int:
-        """Return the uses of the first chunk, which is used most, at the steps that count."""
-        return sum(counted(step) for step in range(0, settings.steps, max(chunks, 1)))
+    uses = plan(settings.steps, alone, common)
 
     def exposure(words: str, rows: int, used: int, disclosed: int, of: Ints) -> Exposure:
         # a row is its features, of which so many uses show at most `used` times its hidden units.
@@ -133,8 +130,10 @@ def exposures(role: Role, data: PartyHolding, settings: TransferSettings) -> lis
         unknown = min(unknown_numbers(data.x[of], remaining, settings.backend.digits), remaining * used * sum(widths))
         return Exposure(f"{rows} of the {role}'s {words}", disclosed, int(unknown), settings.steps)
 
-    own_uses, common_uses = uses(alone), uses(common)
-    watched = uses(common, settings.watches) + 1  # or the last step's chunk
+    # of the first chunk, which is used most
+    own_uses, common_uses = uses.get(("own", 0), 0), uses.get(("common", 0), 0)
+    # or the last step's chunk
+    watched = sum(map(settings.watches, range(0, settings.steps, max(common, 1)))) + 1
     own_numbers = own_uses * sum(term.disclosed_own for term in terms)
     common_numbers = sum(common_uses * term.disclosed_common + watched * term.disclosed_watched for term in terms)
     chunks = [

@@ -3,6 +3,7 @@
 A disclosure is a note in the party's run folder: its kind, chunk, digest and step.
 
 An error with which this party ends a run is one, too: whether the other party's messages lead to it may depend on rows.
+Each is counted in the ledger of the party's rows as well, which adds up all runs and partners, with noise or without.
 
 A run may disclose as much as its steps do if nothing interrupts them (`plan`).  After an interruption both parties
 repeat some steps.  A repeated step that computes the same numbers discloses nothing new: noise is a function of the
@@ -25,7 +26,8 @@ from piebald.privacy.ledger import RowLedger
 from piebald.storage.store import RunStore
 
 TOLD = -1  # version of the notes, which no step that is repeated replaces
-DisclosureKind = Literal["own", "common", "gradient", "whole", "abort"]
+DisclosureKind = Literal["own", "common", "gradient", "whole", "shares", "abort"]
+Spend = Callable[[DisclosureKind, float], None]
 MOST_ABORTS = 10  # of one run
 
 
@@ -42,7 +44,7 @@ def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[Disclosu
     # chunk k is used at the steps k, k + count, k + 2 count, ...
     counts = {(kind, chunk): len(range(chunk, steps, count)) for kind, count in chunks for chunk in range(count)}
     # "whole": the share of positives, and the final translator
-    return counts | {("whole", 0): 2, ("abort", 0): MOST_ABORTS}
+    return counts | {("whole", 0): 2, ("shares", 0): 1, ("abort", 0): MOST_ABORTS}
 
 
 @contextmanager
@@ -67,8 +69,11 @@ class DisclosureLedger:
     Args:
         plan: the most disclosures of each kind and chunk.  "own" is a step's disclosure about a chunk of own rows,
             "common" about one of co-occurring rows, "gradient" a chunk's gradient with noise, "whole" is about all own
-            rows at once, and so is "abort", an error with which this party ended the run.
+            rows at once, and so is "abort", an error with which this party ended the run; "shares" are those of the
+            scores of held-out rows.
         store: the party's run folder; None keeps the ledger in memory.
+        spend: called with the kind and the noise of a disclosure before it is counted, where it is one more about one
+            row: it counts in the ledger of the party's rows.
 
     Raises:
         RunFolderError: the folder cannot be read, or is damaged.
@@ -81,8 +86,11 @@ class DisclosureLedger:
         1
     """
 
-    def __init__(self, plan: Mapping[tuple[DisclosureKind, int], int], store: RunStore | None = None) -> None:
-        self.plan, self._store = dict(plan), store
+    def __init__(
+        self, plan: Mapping[tuple[DisclosureKind, int], int], store: RunStore | None = None,
+        spend: Spend = lambda kind, noise: None,
+    ) -> None:  # fmt: skip
+        self.plan, self._store, self._spend = dict(plan), store, spend
         self._digests: dict[tuple[DisclosureKind, int], set[str]] = {}
         for note in [] if store is None else store.rows("note"):
             if note["version"] == TOLD:
@@ -93,9 +101,9 @@ class DisclosureLedger:
         """The largest number of releases about one own row."""
         return self.uses("own", "gradient") + self.uses("whole") + self.uses("abort")
 
-    def count_abort(self, step: int, spend: Callable[[], None] = lambda: None) -> None:
+    def count_abort(self, step: int, noise: float = 0.0) -> None:
         """Count an error with which this party ends the run, before the other party hears of it; see `count`."""
-        self.count("abort", 0, step, self.uses("abort").to_bytes(8, "little"), spend)
+        self.count("abort", 0, step, self.uses("abort").to_bytes(8, "little"), noise)
 
     def check_aborts(self) -> None:
         """Refuse to go on with a run that ended with an error too often.
@@ -109,9 +117,7 @@ class DisclosureLedger:
                 "tell something about this party's rows: start both parties in new folders"
             )
 
-    def count(
-        self, kind: DisclosureKind, chunk: int, step: int, content: bytes, spend: Callable[[], None] = lambda: None
-    ) -> None:
+    def count(self, kind: DisclosureKind, chunk: int, step: int, content: bytes, noise: float = 0.0) -> None:
         """Count a disclosure that is about to be made, unless the same content was disclosed before.
 
         Args:
@@ -119,7 +125,7 @@ class DisclosureLedger:
             chunk: number of the chunk.
             step: number of the step.
             content: the bytes on which the disclosure depends.
-            spend: called before it is counted, where `releases` grows.
+            noise: standard deviation of its noise in units of what one row changes, 0 for none.
 
         Raises:
             RunFolderError: the plan allows no more, or the ledger cannot be written; nothing may be sent then.
@@ -135,11 +141,12 @@ class DisclosureLedger:
                 "settings allow: it was interrupted, and its steps afterwards were not the same as before; a new run "
                 "in a new folder tells more about these rows"
             )
-        releases = self.releases
+        before = self.releases if noise else self.uses(kind)
         digests.add(digest)
         try:
-            if self.releases > releases:  # before: a crash between the two spends once too often, never too rarely
-                spend()
+            # before: a crash between the two spends once too often, never too rarely
+            if (self.releases if noise else self.uses(kind)) > before:
+                self._spend(kind, noise)
             if self._store is not None:  # before anything is sent, also if the machine loses power
                 note = {"version": TOLD, "axis": kind, "cluster": chunk, "name": digest, "value": step}
                 self._store.add_notes([note], durable=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import RuntimeFault
 from piebald.storage.store import RunStore
 from piebald.vertical.chunks import common_chunks, own_chunks
-from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
+from piebald.vertical.disclosure_ledger import DisclosureKind, DisclosureLedger, Spend, plan
 from piebald.vertical.loss_terms import PartyView
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import MessageFault, MessageKind
@@ -59,12 +59,14 @@ class Party:
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
         store: its run folder, for its ledger of disclosures; None keeps the ledger in memory.
-        spend: counts a release with so much noise on its rows, see `RowNoise`; 0 is an error that ended a run without.
+        spend: counts in the ledger of its rows, see `DisclosureLedger`.
     """
+
+    summary_kind: ClassVar[DisclosureKind] = "whole"  # what is handed over at the end
 
     def __init__(
         self, role: Role, data: PartyHolding, settings: TransferSettings, secret: PartySecret,
-        store: RunStore | None = None, spend: Callable[[float], None] = lambda noise: None,
+        store: RunStore | None = None, spend: Spend = lambda kind, noise: None,
     ) -> None:  # fmt: skip
         data.check(role, settings)
         self.role, self.data, self.settings = role, data, settings
@@ -76,9 +78,8 @@ class Party:
         make = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.SGD
         self.optimizer = make(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
-        self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), store)
-        self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger, spend)
-        self._spend = spend
+        self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), store, spend)
+        self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger)
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
@@ -103,7 +104,7 @@ class Party:
 
     def count_abort(self) -> None:
         """Count an error with which this party ends the run, as a release with the run's noise or without any."""
-        self.ledger.count_abort(self.done, lambda: self._spend(0.0 if self.noise is None else self.noise.noise))
+        self.ledger.count_abort(self.done, 0.0 if self.noise is None else self.noise.noise)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the target's own scores of rows of its features: sigmoid(Phi.u) [n], higher for positives."""
@@ -240,7 +241,10 @@ class Party:
         """Give the target what it needs of the source to predict, and the source's share of positives."""
         if self.role == "source":
             self.phi, self.rate = self.summary()
-            send_numbers(session, MessageKind.HANDOVER, np.append(self.phi.numpy(), self.rate))
+            numbers = np.append(self.phi.numpy(), self.rate)
+            if self.noise is None:  # else each is a release that was counted
+                self.ledger.count(self.summary_kind, 0, self.done, numbers.tobytes())
+            send_numbers(session, MessageKind.HANDOVER, numbers)
         else:
             self.phi, self.rate = self._receive_summary(session)
         session.finish()

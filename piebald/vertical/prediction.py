@@ -23,7 +23,7 @@ from piebald.data.clients.row_identity import Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
 from piebald.federation.credentials.provisioning import read as read_credentials
-from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.kernels import Floats
@@ -39,7 +39,7 @@ from piebald.vertical.transfer_settings import TransferSettings
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SHARES = "shares"  # kind of entry in the ledger of the source's rows: each share of a score was told once
+SHARES = f"{TRANSFER}_shares"  # kind of entry in the ledger of the source's rows: shares of scores were told
 
 
 @checked_class

@@ -67,6 +67,7 @@ class SplitParty(Party):
     """A party of the split model, which trains on co-occurring rows alone."""
 
     network: LinearScore
+    summary_kind = "shares"
 
     def _network(self, secret: PartySecret) -> LinearScore:
         # the loss is convex, so nothing needs to be drawn

@@ -22,7 +22,7 @@ both labels' means is not small beside the means themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -79,9 +79,7 @@ class Method(Component):
         """True if noise hides single rows of a party's own."""
         return False
 
-    def row_noise(
-        self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger, spend: Callable[[float], None]
-    ) -> RowNoise | None:
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger) -> RowNoise | None:
         """Return the noise on the numbers that one party computes from its own rows, or None; see `RowNoise`."""
         return None
 
@@ -145,11 +143,8 @@ class Smmd(Method):
     def hides_rows(self) -> bool:
         return self.noise > 0
 
-    def row_noise(
-        self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger, spend: Callable[[float], None]
-    ) -> RowNoise | None:
-        hides = self.hides_rows
-        return RowNoise(self.noise, self.clip, self.kernel, balanced, secret, ledger, spend) if hides else None
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger) -> RowNoise | None:
+        return RowNoise(self.noise, self.clip, self.kernel, balanced, secret, ledger) if self.hides_rows else None
 
     def model_post_init(self, _: object) -> None:
         if self.noise and not self.normalize:
@@ -230,7 +225,6 @@ class RowNoise:
         balanced: whether the translator gives both labels the same weight.
         secret: the party's secret, from which the noise is drawn.
         ledger: counts releases.
-        spend: called with `noise` before each further release about one row.
     """
 
     noise: float
@@ -239,7 +233,6 @@ class RowNoise:
     balanced: bool
     secret: PartySecret
     ledger: DisclosureLedger
-    spend: Callable[[float], None] = lambda noise: None
 
     def release(
         self, kind: DisclosureKind, chunk: int, step: int, parts: Sequence[tuple[Floats, float]]
@@ -257,7 +250,7 @@ class RowNoise:
         # all that shapes a release is in the key of its noise: one noise on two arrays would give away their difference
         head = f"{kind} {chunk} {step} {[part.shape for part in exact]} {[reach for _, reach in parts]} {self.noise!r}"
         content = head.encode() + b"".join(part.tobytes() for part in exact)
-        self.ledger.count(kind, chunk, step, content, lambda: self.spend(self.noise))
+        self.ledger.count(kind, chunk, step, content, self.noise)
         source, noisy = self.secret.noise(content), []
         for part, (_, reach) in zip(exact, parts, strict=True):
             deviation = self.noise * reach * math.sqrt(len(parts))  # so that all parts together are one release

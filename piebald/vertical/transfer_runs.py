@@ -18,11 +18,11 @@ from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
-from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
+from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical import baselines, party_data
 from piebald.vertical.channel import Channel, InMemoryChannel, open_channel, partners_of
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.disclosure_ledger import counting
+from piebald.vertical.disclosure_ledger import DisclosureKind, Spend, counting
 from piebald.vertical.encryption import FixedBackend
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding, PartyPreparation
@@ -178,7 +178,9 @@ def run_party(
             )
         store.set_meta(partner=channel.partner)
         with one_thread():
-            party = train_party(role, settings, data, channel, store, secret, watch, _spending(credentials, data))
+            party = train_party(
+                role, settings, data, channel, store, secret, watch, _spending(credentials, data, channel.partner)
+            )
         if role == "target":
             _compare(party, {role: data}, store)
         return result_of(settings, {role: store}, folder)
@@ -187,7 +189,7 @@ def run_party(
 def with_partners(settings: TransferSettings, partners: Sequence[str]) -> dict[str, TransferSettings]:
     """Return a party's settings with each of several others, by the names in their certificates, for `run_party`.
 
-    What noise hides adds up over all pairs in the ledger of the party's rows; without it each pair is counted alone.
+    What is told of the party's rows adds up over all pairs in their ledger, with noise and without.
 
     Raises:
         SettingError: there are no credentials, or they do not list a name, or a name comes twice.
@@ -221,23 +223,24 @@ def _load(settings: TransferSettings, roles: Sequence[Role]) -> Mapping[Role, Pa
     return party_data.load_files(settings.files, roles, test, settings.seed, method.hides_rows, method.joint)
 
 
-def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float], None]:
-    """Return what counts releases in the ledger of a party's rows, beside all else that they are used for.
+def _spending(credentials: Credentials, data: PartyHolding, partner: str) -> Spend:
+    """Return what counts disclosures in the ledger of a party's rows, beside all else that they are used for.
 
     Args:
         credentials: the party's, which have a copy of the ledger.
         data: its rows.
+        partner: the name in the certificate of whom they are told.
     """
     if data.place is None:  # a data set of Piebald's, which anybody may download
-        return lambda noise: None
+        return lambda kind, noise: None
     ledger = RowLedger(data.records, [credentials.folder / "state", data.place / FOLDER], credentials.party)
 
-    def spend(noise: float) -> None:
+    def spend(kind: DisclosureKind, noise: float) -> None:
         with counting(ledger):
             if noise:
                 ledger.spend(TRANSFER, noise)
             else:
-                ledger.count(TRANSFER_ABORT, "abort")
+                ledger.count(f"{TRANSFER}_{kind}", partner)
 
     return spend
 
@@ -245,7 +248,7 @@ def _spending(credentials: Credentials, data: PartyHolding) -> Callable[[float],
 def train_party(
     role: Role, settings: TransferSettings, data: PartyHolding, channel: Channel, store: PartyStore,
     secret: PartySecret | None = None, watch: Watcher | None = None,
-    spend: Callable[[float], None] = lambda noise: None,
+    spend: Spend = lambda kind, noise: None,
 ) -> Party:  # fmt: skip
     """Run one party over an open channel, from the handshake to the end.
 
@@ -257,7 +260,7 @@ def train_party(
         store: its run folder.
         secret: the party's own; None for that of a simulation, which follows from the seed.
         watch: called with the record of each step.
-        spend: counts releases with noise, see `Party`.
+        spend: counts disclosures, see `Party`.
     """
     session = PartySession(channel, role, settings.runtime.timeout)
     with session.closing():

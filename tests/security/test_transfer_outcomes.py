@@ -19,7 +19,7 @@ import torch
 
 from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.privacy.accounting import gaussian_epsilon
-from piebald.privacy.ledger import FOLDER, TRANSFER, TRANSFER_ABORT, RowLedger
+from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
 from piebald.vertical.channel import InMemoryChannel
 from piebald.vertical.chunks import own_chunks
 from piebald.vertical.disclosure_ledger import MOST_ABORTS
@@ -147,11 +147,11 @@ def test_an_error_that_ends_a_run_is_a_release_in_both_ledgers(tmp_path, noise):
     records = np.arange(50, dtype=np.uint64)
     rows = RowLedger(records, [tmp_path / FOLDER], "shop")
 
-    def spend(spent: float) -> None:
+    def spend(kind: str, spent: float) -> None:
         if spent:
             rows.spend(TRANSFER, spent)
         else:
-            rows.count(TRANSFER_ABORT, "abort")
+            rows.count(f"transfer_{kind}", "bank")
 
     settings = noisy(noise=noise)
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_an_error_that_ends_a_run_is_a_release_in_both_ledgers(tmp_path, noise):
     assert party.ledger.releases == 2
     again = RowLedger(records, [tmp_path / FOLDER], "shop")
     assert again.spent(1e-6, TRANSFER) == (pytest.approx(gaussian_epsilon(3 / 2**0.5, 1e-6)) if noise else 0)
-    assert again.counts == ({} if noise else {TRANSFER_ABORT: 2})
+    assert again.counts == ({} if noise else {"transfer_abort": 2})
     for _ in range(MOST_ABORTS - 2):
         party.ledger.check_aborts()
         party.count_abort()

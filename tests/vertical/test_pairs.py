@@ -68,6 +68,11 @@ def test_a_source_meets_several_targets_one_after_the_other_which_all_wait(folde
         assert scores["score"].between(0, 1).all()
     entries = json.loads((folder / FOLDER / "ledger.json").read_text())["entries"]
     assert sum(count for entry, count in entries if entry[0] == "match" and "server" in entry) == 2
+    of_bank = {(kind, digest): count for (kind, _, _, site, digest, *_), count in entries if site == "server"}
+    for name, chunks in zip(SHOPS, (60 // 18, 40 // 18), strict=True):
+        # without noise: 3 steps on so many chunks of common rows and of 5 or more of own ones, and the translator
+        told = {kind: of_bank[f"transfer_{kind}", name] for kind in ("own", "common", "whole")}
+        assert told == {"own": 1, "common": -(-3 // chunks), "whole": 1}
 
 
 @pytest.mark.full

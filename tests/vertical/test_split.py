@@ -13,7 +13,7 @@ import torch
 
 from piebald import vertical
 from piebald.cli import main
-from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RunFolderError, RuntimeFault, SettingError
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER, RowLedger
 from piebald.vertical.loss_terms import MOST_SCORE
@@ -217,11 +217,32 @@ def test_two_parties_apart_predict_as_one_user_would_and_each_telling_is_counted
     pandas.testing.assert_frame_equal(said["target"], expected)
     assert list(said["source"].columns) == ["row", "customer"]
     records = records_of(read_owners(Path("bank.csv")), "source")
-    assert RowLedger(records, [folder / FOLDER], "server").counts == {"shares": 1}
+    # 40 steps on two chunks, the shares of the held-out rows, and those of the new ones
+    counts = {"transfer_common": 20, "transfer_shares": 2}
+    assert RowLedger(records, [folder / FOLDER], "server").counts == counts
     bank[bank["customer"] != 1000].to_csv("fewer.csv", index=False)
     said = both_predict(folders, {"source": "fewer.csv", "target": "shop.csv"})
     assert "tables with the same keys" in str(said["source"])
-    assert RowLedger(records, [folder / FOLDER], "server").counts == {"shares": 1}  # nothing was told
+    assert RowLedger(records, [folder / FOLDER], "server").counts == counts  # nothing was told
+
+
+def test_what_cannot_be_counted_is_not_handed_over(monkeypatch):
+    """Before anything of it is sent, and once where both repeat it after an interruption."""
+    told: list[tuple[str, float]] = []
+
+    def spend(kind, noise):
+        told.append((kind, noise))
+        if kind == "shares":
+            raise RunFolderError("no space left")
+
+    settings = split(steps=4)
+    held = load(settings.data, 0)
+    parties = {one: party(one, held[one], settings) for one in ROLES}
+    parties["source"].ledger._spend = spend
+    with pytest.raises(PiebaldError, match=r"no space left|ended the run"):
+        run_steps(settings, parties)
+    assert told == [("common", 0.0), ("common", 0.0), ("shares", 0.0)]  # 4 steps on 3 chunks: two uses of the first
+    assert parties["target"].phi is None
 
 
 @pytest.mark.full
