@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from piebald.advice.answer import ENSEMBLE, Advice
 from piebald.advice.ensemble import Refit, ensemble
 from piebald.advice.evidence import (
+    PlainAlone,
     check,
     client_gains,
     losers,
@@ -361,9 +362,7 @@ def _answer(
     label_alone = None if alone is None else alone.label
     plain_models = _plain_models(finished, runs)
     plain_alone = strongest_plain(alone, plain_models, runs)
-    chosen, verdict = choose(
-        finished, label_alone, naive, runs, is_dear, {} if plain_alone is None else plain_alone.validation
-    )
+    chosen, verdict = choose(finished, label_alone, naive, runs, is_dear, plain_alone)
     best, scores = by_label[verdict.leader], {label: by_label[label].last for label in verdict.leads}
     # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
@@ -538,7 +537,7 @@ def choose(
     naive: Mapping[str, Scores],
     runs: TrialRuns,
     is_dear: bool = False,
-    plain_alone: Mapping[str, Scores] | None = None,
+    plain_alone: PlainAlone | None = None,
 ) -> tuple[Runner, ScoreVerdict]:
     """Return the recommendation, and the verdict on the methods that were repeated, if any were.
 
@@ -548,7 +547,7 @@ def choose(
         naive: scores of answers that need no model.
         runs: the settings by which they were scored.
         is_dear: whether what is sent counts: the leader is recommended where it does not.
-        plain_alone: scores of plain models that each client fits alone, where one is better than Local.
+        plain_alone: the plain model that is better than Local where each client fits it alone, None where none is.
     """
     # a method that was lucky once does not win over those that were repeated
     repeated = {runner.label: runner for runner in finished if len(runner.last.seeds) > 1}
@@ -556,8 +555,8 @@ def choose(
     scores = {label: runner.last for label, runner in by_label.items()}
     sent = {label: float(_traffic(runner)) for label, runner in by_label.items()}
     seeds = sorted({seed for table in scores.values() for seed in table.seeds})
-    plain = {name: under_seeds(table, seeds) for name, table in (plain_alone or {}).items()}
-    verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent, plain_alone=plain)
+    plain = None if plain_alone is None else {plain_alone.name: under_seeds(plain_alone.best, seeds)}
+    verdict = ScoreVerdict.of(scores, runs.metric, runs.higher_is_better, alone, naive, sent, best_alone=plain)
     assert verdict is not None  # what was finished has scores
     leader = by_label[verdict.leader]
     return (recommended([by_label[label] for label in verdict.near], leader, runs) if is_dear else leader), verdict

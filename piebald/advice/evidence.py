@@ -97,6 +97,11 @@ class PlainAlone:
     validation: Mapping[str, Scores]
     test: Scores | None
 
+    @property
+    def best(self) -> Scores:
+        """The scores of this one on validation rows."""
+        return self.validation[self.name]
+
 
 def under_seeds(scores: Scores, seeds: Sequence[int]) -> Scores:
     """The scores of a plain model, the same under every seed of others."""

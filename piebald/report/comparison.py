@@ -18,7 +18,7 @@ from piebald.core.result_table import ResultTable, Tabular
 from piebald.privacy.spending import together
 from piebald.report.chart import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
-from piebald.report.row_noise import COUNTED, PLAIN, answers
+from piebald.report.row_noise import CHOOSING, COUNTED, PLAIN, answers
 from piebald.report.tables import History, mean
 from piebald.report.verdict import ScoreVerdict, compared
 
@@ -124,7 +124,7 @@ class Comparison(Tabular):
         alone = self.made_by("local")
         sent = {row["label"]: 1e6 * (row["mb_up"] + row["mb_down"]) for row in self.summary()}
         return ScoreVerdict.of(
-            self.scores, self.metric, self.higher_is_better, alone, self.naive, sent, self.labels, self.plain_alone
+            self.scores, self.metric, self.higher_is_better, alone, self.naive, sent, self.labels, self._best_alone
         )
 
     @cached_property
@@ -138,6 +138,29 @@ class Comparison(Tabular):
         runs = self.by_label.get(self.made_by("local") or "", [])
         kept = dict.fromkeys(row["model"] for run in runs for row in run.row_scores if row["model"].startswith(PLAIN))
         return {model.removeprefix(PLAIN): scores_of(runs, model) for model in kept}
+
+    @cached_property
+    def _best_alone(self) -> dict[str, Scores]:
+        """Scores of what the leader is held against as the best that is alone: Local, a plain model, or the two.
+
+        It is chosen by validation rows.  Where there are none, cross-validation chooses the plain model, and Local,
+        which would have to be trained for that, counts beside it; so it does where its models were not kept.
+        """
+        local, sign = self.made_by("local"), 1 if self.higher_is_better else -1
+        values: dict[str, dict[tuple[int, int], float]] = {}
+        for index, run in enumerate(self.by_label.get(local or "", [])):
+            for row in run.row_scores:
+                if row["metric"] == CHOOSING:
+                    values.setdefault(row["model"], {})[index, row["client"]] = row["value"]
+        # on the clients that all have; of equal means Local, then the plain model that comes first
+        common = set.intersection(*map(set, values.values())) if values else set()
+        means = {name: sum(table[key] for key in common) / len(common) for name, table in values.items() if common}
+        order = sorted(means, key=lambda name: (-sign * round(means[name], 9), name != "rows"))
+        chosen = order[0].removeprefix(PLAIN) if order else "rows"
+        alone = {label: table for label, table in self.scores.items() if label == local}
+        if chosen == "rows":
+            return alone
+        return ({} if "rows" in means else alone) | {chosen: self.plain_alone[chosen]}
 
     def table(self) -> ResultTable:
         """Return the finding, and the main columns of the summary."""

@@ -246,6 +246,7 @@ def _cells(scores: Scores, seeds: list[int], names: list[str]) -> Floats:
 
 
 PLAIN = "alone/"  # begins the name of a plain model's scores beside those of a run, see `runs.plain_models`
+CHOOSING = "choosing"  # names scores on rows that nothing is judged by, of Local (model "rows") and of plain models
 DOMINANT = 0.7  # share of the judged rows from which one class dominates
 _TYPICAL = dict.fromkeys(("regression", "l1", "huber"), "the typical value")
 _NAMES = {**_TYPICAL, "multilabel": "the most frequent labels", "survival": "the Kaplan-Meier curve"}

@@ -117,10 +117,11 @@ class ScoreVerdict:
         leads: of the leader, the first one, over each method, see `leads`.
         best: the mean of the leader.
         alone: the label of training alone, None where it was not tried.
-        strong: the name and the mean of the best plain model that each client fits alone, where it is better than
-            training alone; None where none is.
-        over_alone: the leader's mean minus that of the best of those that are alone; its p is the largest of those
-            against training alone and all plain models.  None where the leader is the best of them.
+        strong: the name and the mean of a plain model that each client fits alone, which the leader is held against;
+            None where it is held against training alone only.
+        is_beside: whether training alone counts beside that plain model, as nothing has chosen between the two.
+        over_alone: the leader's mean minus that of the better of those that are alone; its p is the largest of those
+            against them.  None where the leader is the only one of them.
         naive: the name and the mean of the best answer that needs no model, None where there is none.
         over_naive: the leader's mean minus that answer's; its p is the largest of those against all such answers.
         below_naive: the methods whose mean is worse than that answer's, with their means.
@@ -136,6 +137,7 @@ class ScoreVerdict:
     best: float
     alone: str | None = None
     strong: tuple[str, float] | None = None
+    is_beside: bool = False
     over_alone: Difference | None = None
     naive: tuple[str, float] | None = None
     over_naive: Difference | None = None
@@ -155,7 +157,7 @@ class ScoreVerdict:
         naive: Mapping[str, Scores] | None = None,
         sent: Mapping[str, float | None] | None = None,
         tried: Sequence[str] = (),
-        plain_alone: Mapping[str, Scores] | None = None,
+        best_alone: Mapping[str, Scores] | None = None,
     ) -> ScoreVerdict | None:
         """The verdict on scores by label; None where there are none.
 
@@ -164,7 +166,8 @@ class ScoreVerdict:
             metric, higher_is_better, alone, sent: see the attributes.
             naive: scores of answers that need no model, by their names.
             tried: all methods, also those that are not in `scores`.
-            plain_alone: scores of plain models that each client fits alone, by their names; they count beside `alone`.
+            best_alone: scores of what is best alone, chosen by other rows than these: `alone`, a plain model that each
+                client fits alone, by its name, or both where nothing has chosen between them; by default `alone`.
         """
         plain = {name: table for name, table in (naive or {}).items() if table.present}
         over = leads(scores, higher_is_better, extra=min(1, len(plain)))
@@ -179,17 +182,14 @@ class ScoreVerdict:
         # every answer that needs no model must be beaten, so they count as one comparison, as those that are alone do
         comparisons = _all_pairs(len(over), min(1, len(plain)))
         alone = alone if alone in over else None
-        by_itself = {} if alone is None else {alone: scores[alone], **(plain_alone or {})}
-        # of equal means Local stays first
-        order = sorted(by_itself, key=lambda name: -sign * round(by_itself[name].mean, 9))
-        by_itself = {name: by_itself[name] for name in order}
-        best_alone = next(iter(by_itself), None)
-        strong = None if best_alone is None or best_alone == alone else (best_alone, by_itself[best_alone].mean)
-        # where Local leads, what is better than it alone is all that can be asked of it
-        rivals = {} if best_alone == leader else {x: table for x, table in by_itself.items() if x != leader}
+        by_itself = {} if alone is None else best_alone or {alone: scores[alone]}
+        strong = next(((name, table.mean) for name, table in by_itself.items() if name != alone), None)
+        # of two the better is the one to beat
+        order = sorted((x for x in by_itself if x != leader), key=lambda x: -sign * by_itself[x].mean)
+        rivals = {name: by_itself[name] for name in order}
         unscored = [label for label in dict.fromkeys([*scores, *tried]) if label not in over]
         return cls(
-            metric, higher_is_better, over, means[leader], alone, strong,
+            metric, higher_is_better, over, means[leader], alone, strong, len(rivals) > 1,
             _over_all(rivals, scores[leader], comparisons), best_naive, _over_all(plain, scores[leader], comparisons),
             worse, _clearly_behind(scores, list(over), comparisons), comparisons, sent or {}, unscored,
         )  # fmt: skip
@@ -267,10 +267,11 @@ class ScoreVerdict:
 
     @property
     def _alone_name(self) -> str:
-        """The best of those that are alone, in words."""
+        """Those that are alone which the leader is held against, in words."""
         if self.strong is None:
             return "training alone"
-        return f"{self.strong[0]} of each client alone ({MetricFormat(self.metric).value(self.strong[1])})"
+        plain = f"{self.strong[0]} of each client alone ({MetricFormat(self.metric).value(self.strong[1])})"
+        return f"the better of training alone and {plain}" if self.is_beside else plain
 
     def _is_gain(self, lead: Difference | None) -> bool:
         """Return whether the leader is clearly better, by a difference to another."""

@@ -48,7 +48,7 @@ def compare(
 
     All recipes are prepared and checked before the first one trains.  Where Local is among them and the rows are a
     table, each client fits the plain models of scikit-learn alone as well, and whether training together pays is said
-    against the best of all that are alone.
+    against the best of all that are alone, which validation rows choose, see `report.verdict.ScoreVerdict`.
 
     Args:
         methods: recipes or their names, by label or in a list.

@@ -20,17 +20,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from piebald.contracts import Clients, InMemory, Rows
+from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core import pytree
+from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
 from piebald.engines.scoring import value_of, values_of_rows
-from piebald.report.row_noise import PLAIN
+from piebald.report.row_noise import CHOOSING, PLAIN
 from piebald.runs.finished_run import Run
 
 Floats = NDArray[np.float64]
 MOST_COLUMNS = 300  # of a table; pictures and signals as long rows of numbers are none
 MOST_CLIENTS = 100  # of a comparison: of more, fitting theirs would take longer than training
 TREES = ("feature", "threshold", "left", "right", "value")  # arrays [trees, nodes]
+_FOLDS = 5  # of the cross-validation of a client without validation rows
 _LEAST_SHARE = 1e-6  # of a class that a client has no row of
 
 
@@ -128,27 +130,57 @@ class PlainModels:
         self.clients, self.objective = clients, objective
         self.makers = _makers(clients, objective)
         self._fitted: dict[tuple[str, int], PlainModel | None] = {}
+        self._crossed: dict[tuple[str, int, str], float | None] = {}
 
     def model(self, name: str, client: int) -> PlainModel | None:
         """A client's model, None where it has no rows to learn from."""
         if (name, client) not in self._fitted:
             own = self.clients.rows(client, "train")
-            classes = len(self.clients.classes or ()) if self.objective.classifies else None
-            self._fitted[name, client] = _as_tensors(_fitted(self.makers[name], own), classes) if len(own) else None
+            self._fitted[name, client] = self._model_of(name, own) if len(own) else None
         return self._fitted[name, client]
+
+    def _model_of(self, name: str, rows: Rows) -> PlainModel:
+        classes = len(self.clients.classes or ()) if self.objective.classifies else None
+        return _as_tensors(_fitted(self.makers[name], rows), classes)
 
     def judged(self, name: str, client: int, rows: Rows) -> tuple[Objective, Tensor, Any] | None:
         """The objective, the outputs of a client's model on rows, and their targets; None where it has no model."""
         model = self.model(name, client) if len(rows) else None
         if model is None:
             return None
-        outputs = model(pytree.single(rows.x, "a plain model"))
-        targets = pytree.single(rows.y, "a plain model")
-        return self.objective, outputs if self.objective.classifies else outputs.reshape(targets.shape), rows.targets
+        return self.objective, self._outputs(model, rows), rows.targets
+
+    def _outputs(self, model: PlainModel, rows: Rows) -> Tensor:
+        outputs: Tensor = model(pytree.single(rows.x, "a plain model"))
+        return outputs if self.objective.classifies else outputs.reshape(pytree.single(rows.y, "a plain model").shape)
+
+    def cross_validated(self, name: str, client: int, metric: str) -> float | None:
+        """A metric of a client's training rows, each predicted by a model of the other folds; None of fewer than two
+        rows.
+
+        Folds are alike in classes, or in the size of numbers.
+        """
+        key, rows = (name, client, metric), self.clients.rows(client, "train")
+        if key not in self._crossed:
+            order = pytree.single(rows.y, "a plain model").reshape(len(rows)).argsort(stable=True)
+            fold = torch.empty(len(rows), dtype=torch.int64)
+            fold[order] = torch.arange(len(rows)) % _FOLDS
+            outputs, indices = list[Tensor](), list[Tensor]()
+            for index in (fold == number for number in range(min(_FOLDS, len(rows)) if len(rows) > 1 else 0)):
+                outputs.append(self._outputs(self._model_of(name, rows[~index]), rows[index]))
+                indices.append(index.nonzero()[:, 0])
+            self._crossed[key] = None
+            if outputs:
+                function = self.objective.metrics[metric]
+                self._crossed[key] = float(value_of(function, torch.cat(outputs), rows[torch.cat(indices)].targets))
+        return self._crossed[key]
 
 
 def score_beside(run: Run, models: PlainModels) -> None:
     """Score the plain models on the rows that a run of Local was judged by, and keep the scores in its folder.
+
+    Beside them it keeps the scores by which `Comparison` chooses between them and Local: on validation rows, or, where
+    there are none but those that models are judged by, of plain models by cross-validation of training rows.
 
     A run whose single rows were not scored, or whose noise hides rows, has none, nor has one with very many clients.
     """
@@ -165,7 +197,28 @@ def score_beside(run: Run, models: PlainModels) -> None:
         single = values_of_rows(metric, *judged[1:]).double()
         values = single.tolist() if bool(single.isfinite().all()) else None
         rows.append({**row, "model": f"{PLAIN}{name}", "value": value, "row_values": values})
+    for row in [row for row in own if row["version"] == version]:
+        scores = _choosing(run, models, row["client"], row["split"])
+        rows += [{**row, "model": model, "metric": CHOOSING, "value": value, "row_values": None}
+                 for model, value in scores.items() if value is not None and math.isfinite(value)]  # fmt: skip
     run._keep_row_scores(rows)
+
+
+def _choosing(run: Run, models: PlainModels, client: int, judged_by: Split) -> dict[str, float | None]:
+    """The scores of a client's models, by which one of them is chosen, on other rows than they are judged by."""
+    metric, clients = models.objective.metrics[run.metric], models.clients
+    if judged_by == "validation" or not any(clients.size(number, "validation") for number in range(len(clients))):
+        return {f"{PLAIN}{name}": models.cross_validated(name, client, run.metric) for name in models.makers}
+    rows = clients.rows(client, "validation")
+    if not len(rows):
+        return {}
+    judged = {f"{PLAIN}{name}": models.judged(name, client, rows) for name in models.makers}
+    scores = {name: None if own is None else float(value_of(metric, *own[1:])) for name, own in judged.items()}
+    try:
+        outputs, _ = run.outputs(client, "validation")
+    except SettingError:  # a run without a folder does not keep clients' own models
+        return scores
+    return {"rows": float(value_of(metric, outputs, rows.targets)), **scores}
 
 
 def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[], Any]]:

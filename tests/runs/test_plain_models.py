@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import RidgeCV
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import piebald
-from piebald import models, partition
+from piebald import models, partition, recipes
 from piebald.advice import advise
 from piebald.core.objective import objective_for
 from piebald.engines.scoring import value_of
@@ -115,7 +118,7 @@ def test_compare_keeps_plain_models_beside_local_and_holds_the_leader_against_th
     verdict = made.verdict
     assert verdict is not None
     assert verdict.strong is not None
-    assert verdict.strong[1] == max(scores.mean for scores in made.plain_alone.values())
+    assert verdict.strong[1] == made.plain_alone[verdict.strong[0]].mean
     assert f"No method is clearly better than {verdict.strong[0]} of each client alone" in made.headline()
     again = piebald.open(tmp_path / "runs")  # from the folders alone
     assert again.headline() == made.headline()
@@ -128,7 +131,8 @@ def test_the_leader_is_better_than_those_alone_only_if_it_is_better_than_each() 
     noisy = Scores(base + 0.2 + rng.normal(0, 0.3, (3, 30)), clients)
     scores = {"local": Scores(base, clients), "ditto": Scores(base + 0.25, clients)}
     clear = ScoreVerdict.of(scores, "accuracy", True, "local")
-    both = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone={"boosted trees": noisy})
+    held_against = {"local": scores["local"], "boosted trees": noisy}
+    both = ScoreVerdict.of(scores, "accuracy", True, "local", best_alone=held_against)
     assert clear is not None
     assert both is not None
     assert (clear.strong, both.leader) == (None, "ditto")
@@ -137,21 +141,70 @@ def test_the_leader_is_better_than_those_alone_only_if_it_is_better_than_each() 
     assert clear.over_alone is not None
     assert both.over_alone is not None
     assert both.over_alone.p == max(gap.p, clear.over_alone.p)
+    assert both.over_alone.mean == gap.mean  # of two the better is the one to beat
+    assert "the better of training alone and boosted trees of each client alone" in both.sentence()
+    one = ScoreVerdict.of(scores, "accuracy", True, "local", best_alone={"boosted trees": noisy})
+    assert one is not None
+    assert "better of" not in one.sentence()
 
 
-def test_of_equal_means_local_is_what_others_are_held_against() -> None:
-    clients = [f"s{number}" for number in range(10)]
-    scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.8), clients)}
-    verdict = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone={"a": scores["local"]})
-    assert verdict is not None
-    assert verdict.strong is None
+@pytest.mark.full
+@pytest.mark.parametrize("validation", [0.3, 0.0])
+def test_the_best_that_is_alone_is_chosen_without_test_rows(validation: float, tmp_path: Path) -> None:
+    """By validation rows or, without any, by cross-validation; under no labels of test rows otherwise."""
+    rng, given = np.random.default_rng(3), dict[str, Any]()
+    makers = {
+        "shrunken LDA": LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto"),
+        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
+        "boosted trees": HistGradientBoostingClassifier(min_samples_leaf=5, early_stopping=False, random_state=0),
+    }
+    means, train = dict.fromkeys(makers, 0.0), 100 if validation else 140
+    for name in "abc":
+        x = rng.normal(size=(200, 4)).astype(np.float32)
+        y = (np.abs(x[:, 0]) + 0.2 * rng.normal(size=200) > 0.7).astype(int)  # what no linear model tells
+        given[name] = {"train": (x[:train], y[:train]), "validation": (x[train:140], y[train:140])}
+        given[name]["test"] = (x[140:], y[140:])
+        for title, maker in makers.items():
+            if validation:
+                means[title] += maker.fit(x[:train], y[:train]).score(x[train:140], y[train:140])
+            else:
+                means[title] += cross_val_score(maker, x[:train], y[:train], cv=5).mean()
+    best = max(means, key=lambda title: means[title])
+    linear = {}
+    for name, splits in given.items():  # the labels of test rows that a linear model would have
+        x, _ = splits["test"]
+        rule = makers["shrunken LDA"].fit(*splits["train"])
+        linear[name] = {**splits, "test": (x, rule.predict(x))}
+    strong = []
+    for rows in (given, linear):
+        made = piebald.compare(["fedavg", "local"], piebald.clients_from(rows), models.build_model("logistic", (4,), 2),
+                               rounds=1, out=tmp_path / str(rows is given))  # fmt: skip
+        assert made.verdict is not None
+        assert made.verdict.strong is not None
+        strong.append(made.verdict.strong[0])
+        assert made.verdict.is_beside == (not validation and made.verdict.leader != "local")
+        tested = max(made.plain_alone, key=lambda title: made.plain_alone[title].mean)
+        assert (tested == best) == (rows is given)
+    assert strong == [best, best]
+
+
+def test_of_equal_validation_scores_local_is_what_others_are_held_against(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)).astype(np.float32), np.zeros(60, int)
+    splits = {"train": (x[:20], y[:20]), "validation": (x[20:40], y[20:40]), "test": (x[40:], y[40:])}
+    clients = piebald.clients_from({"a": splits, "b": splits}, classes=["no", "yes"])
+    methods = {"fedavg": recipes.fedavg(), "local": recipes.local(lr=1.0)}
+    made = piebald.compare(methods, clients, models.build_model("logistic", (2,), 2), rounds=20, out=tmp_path)
+    assert made.verdict is not None
+    assert made.by_label["local"][0].accuracy == 1.0
+    assert made.verdict.strong is None
 
 
 def test_where_a_plain_model_is_best_local_pays_no_more_than_it() -> None:
     clients = [f"s{number}" for number in range(10)]
     scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.6), clients)}
     better = {"shrunken LDA": Scores(np.full((3, 10), 0.8), clients)}
-    verdict = ScoreVerdict.of(scores, "accuracy", True, "local", plain_alone=better)
+    verdict = ScoreVerdict.of(scores, "accuracy", True, "local", best_alone=better)
     assert verdict is not None
     assert verdict.strong == ("shrunken LDA", pytest.approx(0.8))
     assert verdict.over_alone is not None
