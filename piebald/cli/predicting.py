@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from piebald.federation.operate.prediction_server import Answerer
     from piebald.models.prediction import Predictor
     from piebald.report.callbacks import Callback
+    from piebald.runs.finished_run import Run
 
 
 log = logging.getLogger("piebald.data")
@@ -192,36 +193,30 @@ def _answerer(
 
 
 def _of_run(
-    place: Path, plugins: Sequence[str], client: str | None, own: bool, reads: bool = False, **chosen: Any
+    folder: Path, plugins: Sequence[str], client: str | None, own: bool, **chosen: Any
 ) -> tuple[Predictor, str]:
     """Return the model of a run, and how its predictions name the class.
 
     Args:
         own: whether the class is named by the run's own threshold where no other one is chosen.
-        reads: whether rows of the run are read for it, where its folder has not kept it.
     """
-    from piebald.data.clients.sites import RowsNotKept
-    from piebald.runs.run import opened
+    from piebald.runs.run import read_opened
 
-    rows_are_read = reads or bool(chosen["calibrate"] or chosen["threshold"])
-    with opened(place, plugins=plugins, rows=rows_are_read) as run:
+    def read(run: Run) -> tuple[Predictor, bool]:
         criterion = chosen["threshold"]
         if criterion is None and own:
             criterion = run.usual_criterion(client, chosen["cluster"])
-        try:
-            predictor = run.predictor(client, **{**chosen, "threshold": criterion})
-        except RowsNotKept:
-            if rows_are_read:
-                raise
-            # a model that its client fits to its own rows at the end is made of them
-            return _of_run(place, plugins, client, own, reads=True, **chosen)
-        whose = "all clients" if client is None else client
-        lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
-        is_lacking = own and run.meta.get("threshold") is not None and predictor.threshold is None
-        if rows_are_read or not is_lacking:
-            return predictor, lacking if is_lacking else predictor.naming
-    # reading the run's rows is slow, so it is done only where what the folder has kept does not suffice
-    return _of_run(place, plugins, client, own, reads=True, **chosen)
+        predictor = run.predictor(client, **{**chosen, "threshold": criterion})
+        return predictor, own and run.meta.get("threshold") is not None and predictor.threshold is None
+
+    needs_rows = bool(chosen["calibrate"] or chosen["threshold"])
+    predictor, lacks_threshold = read_opened(folder, read, plugins, needs_rows)
+    if lacks_threshold and not needs_rows:
+        # reading the run's rows is slow, so it is done only where what the folder has kept does not suffice
+        predictor, lacks_threshold = read_opened(folder, read, plugins, rows=True)
+    whose = "all clients" if client is None else client
+    lacking = f"no class is named: the run has no threshold by validation rows of both classes of {whose} here"
+    return predictor, lacking if lacks_threshold else predictor.naming
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -44,17 +44,12 @@ class MarginalEffects(Estimates):
     delta method.  Rows count by their weights.
 
     Attributes:
-        freedom: degrees of freedom of Student's t, those of the model.
+        degrees: degrees of freedom of Student's t, those of the model; infinite for the normal distribution.
     """
 
     what: ClassVar[str] = "effect"
 
-    freedom: float = math.inf
-
-    @property
-    def degrees(self) -> float:
-        """Degrees of freedom of Student's t; infinite for the normal distribution."""
-        return self.freedom
+    degrees: float = math.inf
 
 
 @checked_class
@@ -543,7 +538,7 @@ class ModelOfRows:
         remark = f"Effects of {', '.join(terms)} are of the term alone, the columns in it held."
         return MarginalEffects(
             names=fitted.names[1:], coefficients=slope * own, errors=np.sqrt(np.diag(covariance)),
-            freedom=fitted.degrees, covariance=covariance,
+            degrees=fitted.degrees, covariance=covariance,
             rows=fitted.rows, dropped=fitted.dropped, clients=fitted.clients, iterations=1,
             remarks=(remark,) if terms else (),
         )  # fmt: skip

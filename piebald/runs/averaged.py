@@ -23,13 +23,12 @@ from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.files import json_value, read_bytes
 from piebald.core.private_files import make_private, write_private
 from piebald.core.reading import opened_tensors
-from piebald.data.clients.sites import RowsNotKept
 from piebald.models import StandardisedInputs
 from piebald.models.prediction import AnswerKind, Predictor, mean_outputs
 from piebald.report.export import Exported, ExportFormat, export_model
 from piebald.report.page.wording import names
 from piebald.runs.plain_models import PlainModel
-from piebald.runs.run import opened
+from piebald.runs.run import read_opened
 
 FILE, _PLAIN = "ensemble.json", "plain.safetensors"
 
@@ -45,12 +44,12 @@ class MeanOf(nn.Module):
 
     def __init__(self, modules: Sequence[nn.Module], weights: Sequence[float], kind: AnswerKind) -> None:
         super().__init__()
-        self.parts, self.kind = nn.ModuleList(modules), kind
+        self.models, self.kind = nn.ModuleList(modules), kind
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
 
     def forward(self, x: Any) -> Tensor:
         """Return outputs [n, ...] of inputs, see `models.prediction.mean_outputs`."""
-        return mean_outputs([part(x) for part in self.parts], self.kind, self.get_buffer("weights")).float()
+        return mean_outputs([model(x) for model in self.models], self.kind, self.get_buffer("weights")).float()
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def write_members(
         save_file(tensors, str(folder / _PLAIN))
         make_private(folder / _PLAIN)
     named = [{"run": member.run} if member.plain is None else {"plain": member.plain} for member in members]
-    text = json.dumps({"members": named, "clients": [[name, *own] for name, own in shares.items()]}, ensure_ascii=False)
+    text = json.dumps({"members": named, "clients": [[name, *row] for name, row in shares.items()]}, ensure_ascii=False)
     write_private(folder / FILE, text, lasting=False)
 
 
@@ -117,7 +116,7 @@ def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequenc
     for member, share in zip(members, shares[client], strict=True):
         # the first run says how rows become inputs, also where it does not count for this client
         if member.plain is None and (share or not predictors):
-            predictor, module = _of_run(path / member.run, client, plugins)
+            predictor, module = _model_in_run(path / member.run, client, plugins)
             predictors.append(predictor)
             modules += [module] * bool(share)
         elif member.plain is not None and share:
@@ -170,16 +169,9 @@ def save_ensemble(
     return export_model(exported, Path(path), file_format)
 
 
-def _of_run(folder: Path, client: str, plugins: Sequence[str], rows: bool = False) -> tuple[Predictor, nn.Module]:
+def _model_in_run(folder: Path, client: str, plugins: Sequence[str]) -> tuple[Predictor, nn.Module]:
     """A client's model in a run, and its module, which reads inputs as plain models do."""
-    try:
-        with opened(folder, plugins=plugins, rows=rows) as run:
-            predictor, constants = run.predictor(client), run.standardisation
-    except RowsNotKept:
-        if rows:
-            raise
-        # a model that its client fits to its own rows at the end is made of them
-        return _of_run(folder, client, plugins, rows=True)
+    predictor, constants = read_opened(folder, lambda run: (run.predictor(client), run.standardisation), plugins)
     module = predictor.module
     return predictor, module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation)
 
@@ -189,9 +181,9 @@ def _read(folder: Path) -> tuple[list[StoredMember], dict[str, list[float]]]:
     try:
         table = json_value(read_bytes(folder / FILE, links=False), folder / FILE)
         members = [StoredMember(str(row.get("run", "")), row.get("plain")) for row in table["members"]]
-        shares = {str(name): [float(share) for share in own] for name, *own in table["clients"]}
+        shares = {str(name): [float(share) for share in row] for name, *row in table["clients"]}
         is_sound = len(shares) == len(table["clients"]) > 0 and all(_is_inside(folder, member) for member in members)
-        fits = all(len(own) == len(members) and min(own) >= 0 and 0 < sum(own) < math.inf for own in shares.values())
+        fits = all(len(row) == len(members) and min(row) >= 0 and 0 < sum(row) < math.inf for row in shares.values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise _unreadable(folder) from None
     if not (is_sound and fits):

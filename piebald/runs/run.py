@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
 from piebald.contracts import Clients, HoldsRows, RowsAtSites
@@ -19,7 +19,7 @@ from piebald.core.plain_text import errors_alone
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.data.clients.owner import is_frame
 from piebald.data.clients.prepared import as_in_run
-from piebald.data.clients.sites import RecordedClients
+from piebald.data.clients.sites import RecordedClients, RowsNotKept
 from piebald.data.partition import clients_from
 from piebald.data.preparation.tokens import with_kept_tokenizer
 from piebald.experiments.run_settings import ObjectiveKeywords, RunKeywords, RunSettings, takes
@@ -40,6 +40,7 @@ from piebald.storage.store import RunStore
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -253,6 +254,25 @@ def opened(
         with errors_alone("piebald.data"):  # what there is to say of its rows was said when it began
             plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
+
+
+def read_opened(path: Path, read: Callable[[Run], T], plugins: Sequence[str] = (), rows: bool = False) -> T:
+    """Return what a function reads from a finished run, whose rows are read only where it needs them.
+
+    It does for a model that its client fits to its own rows at the end, which is made of them.
+
+    Args:
+        path, plugins: see `opened`.
+        read: the function, which is called a second time where the folder alone did not suffice.
+        rows: whether rows are read at once.
+    """
+    try:
+        with opened(path, plugins=plugins, rows=rows) as run:
+            return read(run)
+    except RowsNotKept:
+        if rows:
+            raise
+    return read_opened(path, read, plugins, rows=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
