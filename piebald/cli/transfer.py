@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -70,19 +70,14 @@ def transfer(
         return app.print_result(options, facts, "\n".join(f"{name}: {value}" for name, value in facts.items()))
     folder = Path(settings.out) if settings.out is not None else app.free_folder(Path("runs"), "transfer")
 
-    def matched(settings: TransferSettings, folder: Path) -> TransferSettings:
-        """Return settings with the tables that a match of keys has made, where there are keys."""
-        if not key:
-            return settings
-        from piebald.vertical.raw_tables import named
-
-        return named(settings, roles, key, kinds, folder, _caution)
-
     if partner:
         if party is None:
             raise SettingError("--partner is another party of this one: choose this one with --party source or target")
-        return _in_pairs(settings, roles[0], partner, folder, matched, options)
-    settings = matched(settings, folder)
+        return _in_pairs(settings, roles[0], partner, folder, key or (), kinds, options)
+    if party is None and key:
+        from piebald.vertical.raw_tables import named
+
+        settings = named(settings, key, kinds, folder)
     with _watching(settings, folder, party is None, options) as watch:
         if seeds > 1:
             compared = vertical.compare(settings, range(settings.seed, settings.seed + seeds), folder, watch, _caution)
@@ -92,13 +87,13 @@ def transfer(
         if party is None:
             result = vertical.run(settings, out=folder, watch=watch, tell=_caution)
         else:
-            result = vertical.run_party("source" if party == "source" else "target", settings, folder, watch, _caution)
+            result = vertical.run_party(roles[0], settings, folder, watch, _caution, key or (), kinds)
     return _print(result, options)
 
 
 def _in_pairs(
-    settings: TransferSettings, role: Role, partners: list[str], folder: Path,
-    matched: Callable[[TransferSettings, Path], TransferSettings], options: app.SharedOptions,
+    settings: TransferSettings, role: Role, partners: list[str], folder: Path, key: Sequence[str],
+    kinds: Sequence[str], options: app.SharedOptions,
 ) -> None:  # fmt: skip
     """Run one party with others in turn, each pair in a folder of its own: an error ends no other pair."""
     from piebald import vertical
@@ -109,9 +104,8 @@ def _in_pairs(
         path = folder / name
         options.say(f"{role} with {name}: {path}")
         try:
-            pair = matched(pair, path)
             with _watching(pair, path, False, options) as watch:
-                results[name] = vertical.run_party(role, pair, path, watch, _caution)
+                results[name] = vertical.run_party(role, pair, path, watch, _caution, key, kinds)
         except RuntimeFault as error:
             _caution(f"{name}: {error}")
             failed.append(name)

@@ -32,6 +32,7 @@ from piebald.core.errors import RunFolderError, SettingError, import_extra
 from piebald.core.files import read_text
 from piebald.core.private_files import write_private
 from piebald.data.clients.owner import read_owners, records_of
+from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.privacy.ledger import FOLDER, RowLedger
@@ -142,36 +143,33 @@ class _Begun:
 
     Attributes:
         seed: what the match is drawn from.
+        done: whether this party has its result.
     """
 
     def __init__(self, path: Path | None, of: str) -> None:
-        self.path, self._kept = path, {"of": of, "seed": secrets.token_bytes(SEED).hex(), "told": list[str]()}
-        with suppress(OSError, ValueError, TypeError):  # none there, or a damaged one, which nothing can go on from
+        self.path, self._told, self.done = path, list[str](), False
+        self._of, self.seed = of, secrets.token_bytes(SEED)
+        with suppress(OSError, ValueError, TypeError, KeyError):  # none there, or a damaged one: another match begins
             kept = json.loads("" if path is None else read_text(path))
-            is_whole = isinstance(kept, dict) and kept.keys() == self._kept.keys() and isinstance(kept["told"], list)
-            if is_whole and kept["of"] == of and len(bytes.fromhex(kept["seed"])) == SEED:
-                self._kept = kept
-        self.seed = bytes.fromhex(str(self._kept["seed"]))
+            seed, told, done = bytes.fromhex(kept["seed"]), list(kept["told"]), kept["done"]
+            if kept["of"] == of and len(seed) == SEED and done in (True, False):
+                self.seed, self._told, self.done = seed, told, done
 
     def count(self, points: str, ledger: RowLedger | None) -> None:
         """Count what is about to be told of the other party's points, unless it was told before."""
-        told = list(self._kept["told"])
-        if ledger is not None and points not in told:
+        if ledger is not None and points not in self._told:
             with counting(ledger):
                 ledger.count(MATCH, "match", MOST_MATCHES)
-        self._kept["told"] = [*told, points]
+        self._told.append(points)
         self.keep()
 
-    def keep(self) -> None:
+    def keep(self, done: bool = False) -> None:
         """Write it, before anything is sent."""
+        self.done = done
         if self.path is not None:
+            kept = {"of": self._of, "seed": self.seed.hex(), "told": self._told, "done": done}
             with explained(f"{self.path} cannot be written"):
-                write_private(self.path, json.dumps(self._kept))
-
-    def end(self) -> None:
-        """Forget it, once both parties have their results."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+                write_private(self.path, json.dumps(kept))
 
 
 def begun(out: Path) -> Path:
@@ -196,6 +194,69 @@ def _parallel(step: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     with ThreadPoolExecutor() as pool:
         pieces = (values[start : start + 1000] for start in range(0, len(values), 1000))
         return list(itertools.chain(*pool.map(lambda piece: list(map(step, piece)), pieces)))
+
+
+class KeyMatch:
+    """The match of one party's table, which goes on as the same one after an interruption; arguments as of `match`.
+
+    Attributes:
+        role: of this party.
+        out: the file for the rows with their names, None for none.
+    """
+
+    def __init__(
+        self, rows: Any, columns: Sequence[str], kinds: Sequence[str], given: Credentials, out: Path | None,
+        learns: Learns = "both", floor: int = 1, country: str = "", tell: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        owners = read_owners(Path(rows) if isinstance(rows, str) else rows)
+        if len(owners) != 1 or not owners[0].is_table:
+            raise SettingError("rows must be one table: a pandas DataFrame, or the path of a CSV or Parquet file")
+        self._frame, self.role, self.out = owners[0].frame, ROLES[given.party == SERVER], out
+        self._keys = keys_of(self._frame, list(columns), list(kinds), country)
+        counts = Counter(key for key in self._keys if key)
+        if not 0 < len(counts) <= MOST_KEYS:
+            raise SettingError(f"there must be 1 to {MOST_KEYS:,} different keys, got {len(counts):,}")
+        if empty := len(self._keys) - counts.total():
+            tell(f"{empty:,} of {len(self._keys):,} rows have no key: they are matched with nobody")
+        if repeated := sum(count > 1 for count in counts.values()):
+            tell(
+                f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a "
+                "key"
+            )
+        sodium()
+        self._ledger, records = None, records_of(owners, self.role)
+        if isinstance(rows, str | Path):
+            folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
+            self._ledger = RowLedger(records, folders, given.party)
+        self._terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
+        self._learns, self._floor, self._different = learns, floor, list(counts)
+        content = json.dumps([self.role, self._terms, sorted(counts)]).encode() + records.tobytes()
+        self._kept = _Begun(out and begun(out), hashlib.blake2b(content, digest_size=16).hexdigest())
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """What this party can go on from, as of `PartySession.handshake`: 0 is the match, and 1 its result."""
+        if self.out is None or not self.out.exists() or (begun(self.out).exists() and not self._kept.done):
+            return 0, 0
+        return 1, int(not begun(self.out).exists())
+
+    def run(self, session: PartySession) -> Matched:
+        """Match the keys over a session; both parties have their results when it returns."""
+        self._kept.keep()
+        session.handshake({"match": self._terms}, nonce=_drawn(self._kept.seed, "nonce", 16))
+        count = functools.partial(self._kept.count, ledger=self._ledger)
+        matched = match_keys(session, self._different, self._learns, self._floor, self._kept.seed, count)
+        # before the other party may forget the match
+        if self.out is not None and self._learns in ("both", self.role):
+            write_named(self._frame, [matched.names.get(key, "") for key in self._keys], self.out)
+        self._kept.keep(done=True)
+        session.finish()
+        return matched
+
+    def end(self) -> None:
+        """Forget what the match is drawn from, once both parties have their results."""
+        if self._kept.path is not None:
+            self._kept.path.unlink(missing_ok=True)
 
 
 @checked
@@ -225,36 +286,12 @@ def match(
         SettingError: the table or the settings cannot be used.
         RuntimeFault: the other party ended, or has other settings; both can start again, and the match goes on.
     """
-    owners, given = read_owners(Path(rows) if isinstance(rows, str) else rows), read_credentials(Path(credentials))
-    if len(owners) != 1 or not owners[0].is_table:
-        raise SettingError("rows must be one table: a pandas DataFrame, or the path of a CSV or Parquet file")
-    frame, role = owners[0].frame, ROLES[given.party == SERVER]
-    keys = keys_of(frame, list(columns), list(kinds), country)
-    counts = Counter(key for key in keys if key)
-    if not 0 < len(counts) <= MOST_KEYS:
-        raise SettingError(f"there must be 1 to {MOST_KEYS:,} different keys, got {len(counts):,}")
-    if empty := len(keys) - counts.total():
-        tell(f"{empty:,} of {len(keys):,} rows have no key: they are matched with nobody")
-    if repeated := sum(count > 1 for count in counts.values()):
-        tell(f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a key")
-    sodium()
-    ledger = None
-    if isinstance(rows, str | Path):
-        folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
-        ledger = RowLedger(records_of(owners, role), folders, given.party)
-    terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
-    session = PartySession(open_channel(given, timeout, partner), role, timeout)
+    given = read_credentials(Path(credentials))
+    made = KeyMatch(rows, columns, kinds, given, None if out is None else Path(out), learns, floor, country, tell)
+    session = PartySession(open_channel(given, timeout, partner), made.role, timeout)
     with session.closing():
-        content = json.dumps([role, terms, sorted(counts)]).encode()
-        kept = _Begun(None if out is None else begun(Path(out)), hashlib.blake2b(content, digest_size=16).hexdigest())
-        kept.keep()
-        session.handshake({"match": terms}, nonce=_drawn(kept.seed, "nonce", 16))
-        count = functools.partial(kept.count, ledger=ledger)
-        matched = match_keys(session, list(counts), learns, floor, kept.seed, count)
-        if out is not None and learns in ("both", role):  # before the other party may forget the match
-            write_named(frame, [matched.names.get(key, "") for key in keys], Path(out))
-        session.finish()
-    kept.end()
+        matched = made.run(session)
+    made.end()
     return matched
 
 

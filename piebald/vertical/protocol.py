@@ -145,10 +145,16 @@ class PartySession:
         return max(common)
 
     @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Close the channel at the end; after an error, first send the other party the reason as one number."""
+    def closing(self, stays: bool = False) -> Iterator[None]:
+        """Close the channel at the end; after an error, first send the other party the reason as one number.
+
+        Args:
+            stays: whether the channel stays open without an error.
+        """
+        stays_open = False
         try:
             yield
+            stays_open = stays
         # nobody is left to read a reason
         except PartyEnded:
             raise
@@ -162,7 +168,8 @@ class PartySession:
             self.send(MessageKind.ABORT, [bytes([reason])])
             raise
         finally:
-            self.channel.close()
+            if not stays_open:
+                self.channel.close()
 
 
 class Products:

@@ -7,89 +7,132 @@ second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import SHARED_ID
+from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.key_matching import begun, match, sodium, write_named
+from piebald.vertical.key_matching import KeyMatch, begun, sodium, write_named
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_data import PartyHolding, load_one
 from piebald.vertical.party_store import is_transfer, private_folder
-from piebald.vertical.protocol import Role
+from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
 
 
-def named(
-    settings: TransferSettings, roles: Sequence[Role], columns: Sequence[str], kinds: Sequence[str], folder: Path,
-    tell: Callable[[str], None] = print,
-) -> TransferSettings:  # fmt: skip
-    """Return settings whose tables have a column `shared_id`, by a match of keys.
+def named(settings: TransferSettings, columns: Sequence[str], kinds: Sequence[str], folder: Path) -> TransferSettings:
+    """Return settings whose tables have a column `shared_id`, with the keys of both compared on this machine.
 
     Args:
-        settings: settings with the raw tables as files.
-        roles: the party that is here, which meets the other one, or both, whose keys are compared on this machine.
+        settings: settings with both raw tables as files.
         columns, kinds: of the key, as of `match`.
         folder: the run folder, for the tables.
-        tell: called with a sentence about empty and repeated keys.
 
     Raises:
         SettingError: as for `match`; or no key is in both tables, or the folder has a table that is no part of its run.
-        RuntimeFault: as for `match`; the same command starts the match again.
+    """
+    made = {role: _table(settings, role, columns, folder) for role in ROLES}
+    if not all(file.there for file in made.values()):
+        frames = {role: read_owners(Path(_file(settings, role).path))[0].frame for role in ROLES}
+        keys = {role: keys_of(frames[role], columns, kinds) for role in ROLES}
+        both = sorted(set.intersection(*map(set, keys.values())) - {""})
+        if not both:
+            raise _nothing_shared(columns)
+        names = {key: str(number) for number, key in enumerate(both, 1)}
+        private_folder(folder)
+        for role in ROLES:
+            write_named(frames[role], [names.get(key, "") for key in keys[role]], Path(made[role].file.path))
+    return _with_files(settings, {role: table.file for role, table in made.items()})
+
+
+class RawTable:
+    """A party's raw table in a transfer: the rows that both have are named by a match, over the link of the run.
+
+    Args:
+        settings: settings with the raw table as file.
+        role: the party.
+        columns, kinds: of the key, as of `match`.
+        credentials: the party's.
+        folder: the run folder, for the table with the names.
+        tell: called with a sentence about empty and repeated keys.
+
+    Attributes:
+        settings: settings with the named table as file.
+        is_named: whether that is there already, from an earlier match.
+
+    Raises:
+        SettingError: as for `named`.
+    """
+
+    def __init__(
+        self, settings: TransferSettings, role: Role, columns: Sequence[str], kinds: Sequence[str],
+        credentials: Credentials, folder: Path, tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        table, raw = _table(settings, role, columns, folder), _file(settings, role).path
+        self.settings, self.is_named = _with_files(settings, {role: table.file}), table.there
+        self._columns, self._path = columns, Path(table.file.path)
+        self._match = KeyMatch(Path(raw), columns, kinds, credentials, self._path, tell=tell)
+
+    def meet(self, session: PartySession) -> None:
+        """Match the rows, unless both parties have done so; either may have been stopped at any message before."""
+        if not meet(session, self.settings, self._match.steps) and not self._match.run(session).names:
+            self._path.unlink(missing_ok=True)
+            self.end()
+            raise _nothing_shared(self._columns)
+
+    def end(self) -> None:
+        """Forget what the match was drawn from, once the run goes on with its result."""
+        self._match.end()
+
+
+def meet(session: PartySession, settings: TransferSettings, steps: tuple[int, int] = (1, 1)) -> int:
+    """Return whether both parties of a transfer from raw tables have named their rows: 1, or 0 for a match to come."""
+    return session.handshake({"rows": settings.agreed()}, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    file: PartyFile
+    there: bool
+
+
+def _table(settings: TransferSettings, role: Role, columns: Sequence[str], folder: Path) -> _Named:
+    """Return a party's file with the names of a match, and whether a run has it already.
+
+    Raises:
+        SettingError: what lies in its place is no part of a run, or was matched from other rows.
     """
     # from the root: the run is gone on with in any folder
-    paths = {role: folder.resolve() / f"{role}.csv" for role in roles}
-    files = {role: _file(settings, role) for role in roles}
-    owners = {role: read_owners(Path(files[role].path)) for role in roles}
-    if is_transfer(folder) and all(path.exists() for path in paths.values()):
-        for role, path in paths.items():
-            if not np.array_equal(records_of(owners[role], role), records_of(read_owners(path), role)):
-                raise SettingError(
-                    f"{path} was matched from other rows than those of {files[role].path}: give another folder with "
-                    "--out, where the match is made again"
-                )
-    else:
-        for path in paths.values():  # a table of somebody else's must be neither trained on nor replaced
-            if not is_transfer(folder) and (path.exists() or path.is_symlink()) and not begun(path).exists():
-                raise SettingError(
-                    f"{path} is there, and {folder} holds no transfer that it was matched for: remove it, or give "
-                    "another folder with --out"
-                )
-        keys = {role: keys_of(owners[role][0].frame, columns, kinds) for role in roles}
-        if len(roles) == 1:
-            runtime = settings.runtime
-            if runtime.credentials is None:
-                raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
-            private_folder(folder)
-            names = match(
-                files[roles[0]].path,
-                columns,
-                runtime.credentials,
-                paths[roles[0]],
-                kinds=kinds,
-                partner=runtime.partner,
-                timeout=runtime.timeout,
-                tell=tell,
-            ).names
-            if not names:
-                paths[roles[0]].unlink(missing_ok=True)
-        else:
-            both = sorted(set.intersection(*map(set, keys.values())) - {""})
-            names = {key: str(number) for number, key in enumerate(both, 1)}
-        if not names:
-            raise SettingError(
-                f"no key of the columns {', '.join(columns)} is in both tables: name the same columns at both parties "
-                "with --key, in the same order, and how they are written alike with --kind"
-            )
-        private_folder(folder)
-        for role in roles if len(roles) > 1 else ():  # a match of two has written its own
-            write_named(owners[role][0].frame, [names.get(key, "") for key in keys[role]], paths[role])
-    changes: dict[str, PartyFile] = {role: _features(files[role], columns, paths[role], SHARED_ID) for role in roles}
+    raw, path = _file(settings, role), folder.resolve() / f"{role}.csv"
+    there = is_transfer(folder) and path.exists()
+    tables = (Path(raw.path), path) if there else ()
+    if len({records_of(read_owners(table), role).tobytes() for table in tables}) > 1:
+        raise SettingError(
+            f"{path} was matched from other rows than those of {raw.path}: give another folder with --out, where the "
+            "match is made again"
+        )
+    # a table of somebody else's must be neither trained on nor replaced
+    if not is_transfer(folder) and (path.exists() or path.is_symlink()) and not begun(path).exists():
+        raise SettingError(
+            f"{path} is there, and {folder} holds no transfer that it was matched for: remove it, or give another "
+            "folder with --out"
+        )
+    return _Named(_features(raw, columns, path, SHARED_ID), there)
+
+
+def _with_files(settings: TransferSettings, changes: dict[str, PartyFile]) -> TransferSettings:
     return settings.model_copy(update={"files": (settings.files or PartyFiles()).model_copy(update=changes)})
+
+
+def _nothing_shared(columns: Sequence[str]) -> SettingError:
+    return SettingError(
+        f"no key of the columns {', '.join(columns)} is in both tables: name the same columns at both parties with "
+        "--key, in the same order, and how they are written alike with --kind"
+    )
 
 
 def check(
@@ -98,7 +141,8 @@ def check(
     """Return what each party would bring to a transfer, before anybody is met.
 
     Args:
-        settings, roles: as of `named`.
+        settings: settings with the tables as files.
+        roles: the party that is here, or both.
         columns, kinds: of the key of raw tables; none for tables whose rows have their names already.
 
     Raises:
@@ -152,7 +196,7 @@ def _file(settings: TransferSettings, role: Role) -> PartyFile:
 
 def _features(file: PartyFile, columns: Sequence[str], table: Path, key: str) -> PartyFile:
     """Return a file with another table and key, whose features are all columns but key, label and names of rows."""
-    names = read_owners(table)[0].columns
+    names = read_owners(Path(file.path))[0].columns
     if file.label is not None and file.label not in names:
         raise unknown(f"column of {file.path} called", file.label, names)
     others = tuple(name for name in names if name not in (*columns, file.label, SHARED_ID))

@@ -28,9 +28,10 @@ from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding, PartyPreparation
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import SCORES, PartyStore, read_settings, write_settings
+from piebald.vertical.party_store import SCORES, PartyStore, private_folder, read_settings, write_settings
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.raw_tables import RawTable, meet
 from piebald.vertical.split_model import party_class
 from piebald.vertical.transfer_methods import Ftl, Method, Smmd
 from piebald.vertical.transfer_results import TransferComparison, TransferResult, result_of, score_rows
@@ -142,8 +143,9 @@ def resume(folder: PathLike, watch: Watcher | None = None, tell: Teller = warn) 
 
 @checked
 def run_party(
-    role: Role, settings: TransferSettings, out: PathLike, watch: Watcher | None = None, tell: Teller = warn
-) -> TransferResult:
+    role: Role, settings: TransferSettings, out: PathLike, watch: Watcher | None = None, tell: Teller = warn,
+    key: Sequence[str] = (), kinds: Sequence[str] = (),
+) -> TransferResult:  # fmt: skip
     """Run one party, over a connection to the other one; the one that has the server's credentials listens.
 
     Args:
@@ -153,14 +155,25 @@ def run_party(
         watch: called with the record of each step.
         tell: called with a sentence if the run goes beyond the bound on disclosures about rows, and while the other
             party is not there; by default a warning.
+        key, kinds: columns of the key of a raw table and how each is written alike, as of `match`: the rows that both
+            parties have are matched first.  By default the table's rows have their names already.
     """
     folder, runtime = Path(out), settings.runtime
     if runtime.credentials is None:
         raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
     credentials = read_credentials(Path(runtime.credentials))
-    data = _load(settings, [role])[role]
-    data.check(role, settings)
-    write_settings(folder, settings)
+    raw = RawTable(settings, role, key, kinds, credentials, folder, tell) if key else None
+    settings = settings if raw is None else raw.settings
+
+    def loaded() -> PartyHolding:
+        data = _load(settings, [role])[role]
+        _tell_exposure(settings, {role: data}, tell)
+        write_settings(folder, settings)
+        return data
+
+    # before anybody is met, where the table is there
+    data = loaded() if raw is None or raw.is_named else None
+    private_folder(folder)
     with PartyStore.of(folder, role) as store:
         noted = store.meta.get("partner")
         # a run that was begun with one partner must not be finished with another, who would learn of the same rows
@@ -168,7 +181,6 @@ def run_party(
             partner = f"runtime.partner={runtime.partner}"
             raise SettingError(f"the run in {folder} began with {noted}, got {partner}: start it in a new folder")
         secret = store.secret()
-        _tell_exposure(settings, {role: data}, tell)
         with at_work("waiting for the other party", tell):
             channel = open_channel(credentials, runtime.timeout, runtime.partner or noted)
         if runtime.partner is None:
@@ -177,10 +189,19 @@ def run_party(
                 f"give runtime.partner={channel.partner})"
             )
         store.set_meta(partner=channel.partner)
+        session = PartySession(channel, role, runtime.timeout)
+        with session.closing(stays=True):
+            # in one connection with the training, so that both parties begin again after an end at any message
+            if raw is not None:
+                raw.meet(session)
+            elif settings.files is not None and getattr(settings.files, role).rows is not None:
+                meet(session, settings)
+            data = loaded() if data is None else data
+        if raw is not None:
+            raw.end()
+        spend = _spending(credentials, data, channel.partner)
         with one_thread():
-            party = train_party(
-                role, settings, data, channel, store, secret, watch, _spending(credentials, data, channel.partner)
-            )
+            party = train_party(role, settings, data, channel, store, secret, watch, spend)
         if role == "target":
             _compare(party, {role: data}, store)
         return result_of(settings, {role: store}, folder)

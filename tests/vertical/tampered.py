@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from piebald.vertical.channel import Channel
+from piebald.vertical.channel import Channel, InMemoryChannel
 
 
 class Tampered(Channel):
@@ -29,3 +30,28 @@ class Tampered(Channel):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class Killed(BaseException):
+    """The end of a process at once: nothing more is sent, nobody is told."""
+
+
+class Mortal(InMemoryChannel):
+    """A channel whose owner dies after so many messages, sent or received."""
+
+    life = math.inf
+    partner = "the other party"
+
+    def _live(self) -> None:
+        self.life -= 1
+        if self.life < 0:
+            raise Killed
+
+    def send(self, frame):
+        self._live()
+        super().send(frame)
+
+    def receive(self, most, timeout):
+        frame = super().receive(most, timeout)
+        self._live()
+        return frame

@@ -31,7 +31,7 @@ from piebald.vertical.party_messages import HEADER, TAG, MessageFault, MessageKi
 from tests import processes
 
 from .conftest import credentials, talk
-from .tampered import Tampered
+from .tampered import Killed, Mortal, Tampered
 
 curve = pytest.importorskip("nacl.bindings")
 BANK, SHOP = ["anna", "bert", "carl", "dora"], ["dora", "emil", "anna"]
@@ -424,30 +424,6 @@ def test_a_ledger_that_cannot_be_written_is_one_sentence_and_nothing_is_told(fol
     monkeypatch.setattr("piebald.vertical.key_matching.RowLedger.count", full)
     assert 2 in commands().values()
     assert "cannot be written, so nothing is sent: no space left" in capfd.readouterr().err
-
-
-class Killed(BaseException):
-    """The end of a process at once: nothing more is sent, nobody is told."""
-
-
-class Mortal(InMemoryChannel):
-    """A channel whose owner dies after so many messages, sent or received."""
-
-    life = math.inf
-
-    def _live(self) -> None:
-        self.life -= 1
-        if self.life < 0:
-            raise Killed
-
-    def send(self, frame):
-        self._live()
-        super().send(frame)
-
-    def receive(self, most, timeout):
-        frame = super().receive(most, timeout)
-        self._live()
-        return frame
 
 
 def meet(monkeypatch, lives: dict[str, float]) -> dict[str, BaseException | None]:

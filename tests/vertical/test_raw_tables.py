@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -10,15 +11,17 @@ import pandas
 import pytest
 
 from piebald.cli import main
-from piebald.core.errors import SettingError
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER
-from piebald.vertical import key_matching
+from piebald.vertical import key_matching, transfer_runs
+from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_store import PartyStore, read_settings, write_settings
 from piebald.vertical.raw_tables import check, named
 from piebald.vertical.transfer_runs import run, run_party
 
 from .conftest import credentials, small
+from .tampered import Killed, Mortal
 from .test_files import KNOWN, people, pytestmark  # noqa: F401
 
 
@@ -43,7 +46,7 @@ def settings(**changes):
 
 @pytest.mark.full
 def test_the_rows_that_both_have_are_named_alike_and_nothing_else_is_a_feature(raw):
-    made = named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+    made = named(settings(), ["id"], ["exact"], Path("run"))
     tables = {role: pandas.read_csv(f"run/{role}.csv") for role in ("source", "target")}
     both = pandas.read_csv("bank.csv").merge(pandas.read_csv("shop.csv"), on="id")["id"]
     of_id = [dict(zip(table["id"], table["shared_id"], strict=True)) for table in tables.values()]
@@ -68,8 +71,9 @@ def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(ra
     def act(role: str) -> None:
         runtime = {"credentials": str(places[role].folder), "compare": False}
         try:
-            made = named(settings(runtime=runtime), [role], ["id"], ["exact"], raw / role, lambda _: None)
-            said[role] = run_party(role, made, raw / role, tell=lambda _: None)
+            said[role] = run_party(
+                role, settings(runtime=runtime), raw / role, tell=lambda _: None, key=["id"], kinds=["exact"]
+            )
         except Exception as error:
             said[role] = error
 
@@ -90,6 +94,69 @@ def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(ra
     assert scores[::-1] == pytest.approx(pandas.read_csv("target/target/scores.csv")["score"].tolist())
 
 
+def transfer_together(raw: Path, monkeypatch, lives: dict[str, float]) -> dict[str, object]:
+    """Both parties' commands, over one channel of such lives: their results, or how they ended."""
+    ends = dict(zip(("server", "bank"), Mortal.pair(), strict=True))
+    for name, channel in ends.items():
+        channel.life = lives.get(name, math.inf)
+    monkeypatch.setattr(transfer_runs, "open_channel", lambda given, *_: ends[given.party])
+    ended: dict[str, object] = {}
+
+    def act(role: str, party: str) -> None:
+        runtime = {"credentials": f"kit/{party}", "compare": False, "timeout": 20}
+        try:
+            ended[party] = run_party(
+                role, settings(runtime=runtime), raw / role, tell=lambda _: None, key=["id"], kinds=["exact"]
+            )
+        except (PiebaldError, Killed) as error:
+            ended[party] = error
+            ends[party].close()
+
+    threads = [threading.Thread(target=act, args=given) for given in (("target", "server"), ("source", "bank"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+MESSAGES = 14  # sent or received by one party, from the first one to the first step
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", ["server", "bank"])
+@pytest.mark.parametrize("life", range(MESSAGES + 1))
+def test_either_party_may_be_killed_at_any_message_of_the_match_and_of_the_first_handshake(
+    raw, monkeypatch, victim, life
+):
+    """The last message of the match left one side without its match, and the other one waiting for it."""
+    pytest.importorskip("nacl")
+    import torch._dynamo  # noqa: F401  # see above
+
+    credentials(Path("kit"))
+    ended = transfer_together(raw, monkeypatch, {victim: life})
+    assert isinstance(ended[victim], Killed)
+    assert isinstance(ended["bank" if victim == "server" else "server"], PartyEnded)
+    again = transfer_together(raw, monkeypatch, {})
+    assert again["server"].score is not None, again
+    assert again["bank"].steps == 2, again
+    assert not list(raw.rglob("*.match"))
+    ledger = json.loads((raw / FOLDER / "ledger.json").read_text())
+    assert [entry[0] for entry, _ in ledger["entries"]].count("match") == 2  # once at each party
+
+
+def test_a_party_that_has_lost_its_named_rows_after_the_match_is_a_sentence(raw, monkeypatch):
+    pytest.importorskip("nacl")
+    import torch._dynamo  # noqa: F401  # see above
+
+    credentials(Path("kit"))
+    transfer_together(raw, monkeypatch, {"bank": MESSAGES})
+    assert not (raw / "source" / "source.csv.match").exists()
+    (raw / "target" / "target.csv").unlink()
+    ended = transfer_together(raw, monkeypatch, {})
+    assert all("no checkpoint of the same step" in str(one) for one in ended.values())
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_a_table_that_was_there_before_is_neither_replaced_nor_trained_on(raw, link):
     """A run in the folder of raw tables would write over one that has the name of a party."""
@@ -98,7 +165,7 @@ def test_a_table_that_was_there_before_is_neither_replaced_nor_trained_on(raw, l
     table.symlink_to(shop) if link else table.write_bytes(shop.read_bytes())
     before = shop.read_bytes()
     with pytest.raises(SettingError, match=r"target\.csv is there, and \. holds no transfer"):
-        named(settings(), ["source", "target"], ["id"], ["exact"], Path("."))
+        named(settings(), ["id"], ["exact"], Path("."))
     assert shop.read_bytes() == table.read_bytes() == before
     assert not (raw / "source.csv").exists()
 
@@ -109,17 +176,17 @@ def test_a_key_that_nobody_shares_leaves_no_table_behind(raw):
         table = pandas.read_csv(f"{name}.csv")
         table.assign(other=[f"{name}{place}" for place in range(len(table))]).to_csv(f"{name}.csv", index=False)
     with pytest.raises(SettingError, match="no key of the columns other is in both tables"):
-        named(settings(), ["source", "target"], ["other"], ["exact"], Path("run"))
+        named(settings(), ["other"], ["exact"], Path("run"))
     assert not Path("run").exists()
 
 
 def test_a_table_is_matched_again_where_its_rows_are_others(raw):
-    made = named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+    made = named(settings(), ["id"], ["exact"], Path("run"))
     write_settings(Path("run"), made)
-    assert named(settings(), ["source", "target"], ["id"], ["exact"], Path("run")).files == made.files
+    assert named(settings(), ["id"], ["exact"], Path("run")).files == made.files
     pandas.read_csv("shop.csv")[1:].to_csv("shop.csv", index=False)
     with pytest.raises(SettingError, match=r"was matched from other rows than those of shop\.csv"):
-        named(settings(), ["source", "target"], ["id"], ["exact"], Path("run"))
+        named(settings(), ["id"], ["exact"], Path("run"))
 
 
 def test_rows_are_the_same_for_a_ledger_and_for_a_preparation_after_a_match(tmp_path):
@@ -164,5 +231,5 @@ def test_a_check_says_all_that_is_wrong_at_once(raw):
     assert "called 'payed': did you mean 'paid'" in said
     with pytest.raises(SettingError, match=r"files\.source is missing"):
         check(settings(files=files), ["source"])
-    found = check(named(settings(), ["source", "target"], ["id"], ["exact"], Path("run")), ["source", "target"])
+    found = check(named(settings(), ["id"], ["exact"], Path("run")), ["source", "target"])
     assert found["target, of both"] == f"{KNOWN} rows"
