@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -159,7 +159,7 @@ def fetch(
     make_private(out)
     try:
         with out.open("r+b") as file:
-            _called(credentials, "fetch", take=file.write, number=number)
+            file.writelines(_pieces(credentials, "fetch", number=number))
     except BaseException:
         out.unlink()
         raise
@@ -189,16 +189,21 @@ def serve_person(credentials: Path, address: PageAddress) -> None:
     from piebald.federation.operate import person_page
     from piebald.federation.operate.page_server import TOKEN
 
-    print(
-        f"http://{address.host}:{address.port}/ asks for the token in {credentials / TOKEN}; Ctrl-C ends it", flush=True
-    )
-    person_page.serve_person(read(credentials), address)
+    def tell(url: str) -> None:
+        print(f"{url} asks for the token in {credentials / TOKEN}; Ctrl-C ends it", flush=True)
+
+    person_page.serve_person(read(credentials), address, tell)
 
 
-def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: Any) -> bytes:
+def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: int) -> bytes:
     """Call a server as a person, and return the answer."""
+    return b"".join(_pieces(credentials, what, body, **fields))
+
+
+def _pieces(credentials: Path, what: Operation, body: bytes = b"", **fields: int) -> Iterator[bytes]:
+    """Call a server as a person, and return the pieces of the answer."""
     from piebald.federation.credentials.provisioning import read
-    from piebald.federation.operate.remote import called, is_person
+    from piebald.federation.operate.remote import is_person, pieces
 
     person = read(credentials)
     if not is_person(credentials):
@@ -206,7 +211,7 @@ def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: Any
             f"{credentials} holds the credentials of {person.party}: calls need those of a person, whom people of "
             "federation.toml names"
         )
-    return called(person, what, body, **fields)
+    return pieces(person, what, body, **fields)
 
 
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.operate import remote
 from piebald.federation.operate.experiment_queue import MOST_OPEN, ExperimentQueue
-from piebald.federation.operate.remote import MOST_SETTINGS, Call, Desk, called, is_person, refuse_places
+from piebald.federation.operate.remote import MOST_SETTINGS, Call, Desk, called, is_person, pieces, refuse_places
 from piebald.runs.run import opened
 from piebald.settings.toml_document import Document
+from piebald.storage.store import RunStore
 
 from .conftest import SITES, Sites, settings, until
 from .test_queue import Process
@@ -147,6 +149,29 @@ def test_what_is_submitted_names_nothing_of_the_servers_machine(text: str, says:
 def test_settings_of_a_real_experiment_pass() -> None:
     made = settings({"name": "fedavg"}, runtime={"kind": "federation", "wait_for": 2, "needs": {"gpus": 1}})
     refuse_places(Document(made.text(), "it").values)
+
+
+def test_a_check_may_take_longer_than_a_connection_is_silent_otherwise(
+    desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piebald.federation.link.tls.QUIET", 0.3)
+    monkeypatch.setattr(remote, "_CONNECTING", 0.5)
+    monkeypatch.setattr(remote, "_ran", lambda *_: [time.sleep(1), '{"number": 7}'][1])
+    assert json.loads(called(read(folder / "ann"), "submit", b"rounds = 1")) == {"number": 7}
+
+
+def test_a_run_that_is_packed_anew_between_two_pieces_is_not_put_together(
+    desk: Desk, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two would have the beginning of one archive and the end of another."""
+    desk._queue.add("of ann", "rounds = 1", tmp_path / "run", by="ann")
+    RunStore.create(tmp_path / "run", {"recipe": {"name": "fedavg"}}).close()
+    monkeypatch.setattr(remote, "PIECE", 10_000)
+    first, second = (pieces(read(folder / "ann"), "fetch", number=1) for _ in range(2))
+    assert len(next(first)) == len(next(second)) == 10_000
+    with pytest.raises(SettingError, match="has changed meanwhile"):
+        next(first)
+    assert sum(len(piece) for piece in second) > 0
 
 
 @pytest.mark.long

@@ -57,6 +57,7 @@ class Link:
         report: called with a sentence about each kind of message that was refused, once.
         carry: takes a connection after its handshake, and returns when it ends, in place of the link's own messages.
         protocol: that its connections name; a server's that has one passes on those that name another (`tls.Door`).
+        quiet: see `tls.RenewedContext`.
 
     Attributes:
         received, sent: bytes of messages, by party.
@@ -75,6 +76,7 @@ class Link:
         report: Callable[[str], None],
         carry: Carry | None = None,
         protocol: str = "",
+        quiet: float = 0.0,
     ) -> None:
         self.name, self.knows, self._report = name, knows, report
         self._carry = carry or self._carry_messages
@@ -93,7 +95,7 @@ class Link:
         self._listener: Listener | None = None
         is_server = name == SERVER
         kind = Connection if carry is None else SharedSocket
-        self._protocol, self._contexts = protocol, RenewedContext(credentials, is_server, kind, protocol)
+        self._protocol, self._contexts = protocol, RenewedContext(credentials, is_server, kind, protocol, quiet)
         self._admission = Admission(credentials) if is_server else None
         self.last_word = "the server was stopped" if is_server else ""
 

@@ -268,12 +268,18 @@ class RenewedContext:
 
     Args:
         credentials, server, kind, protocol: as of `context`.
+        quiet: seconds without a byte after which this end ends a connection, 0 for what is usual.
     """
 
     def __init__(
-        self, credentials: Path, server: bool, kind: type[SharedSocket] = SharedSocket, protocol: str = ""
+        self,
+        credentials: Path,
+        server: bool,
+        kind: type[SharedSocket] = SharedSocket,
+        protocol: str = "",
+        quiet: float = 0.0,
     ) -> None:
-        self._arguments = credentials, server, kind, protocol
+        self._arguments, self._quiet = (credentials, server, kind, protocol), quiet or (IDLE if server else QUIET)
         self._stamp, self._context = self._look(), context(*self._arguments)
 
     def current(self) -> ssl.SSLContext:
@@ -319,7 +325,7 @@ class RenewedContext:
             secured.close()
             raise
         # a server ends those of its sites whose certificates expire, and says whose (`Listener`)
-        secured.share(IDLE if is_server else QUIET, ends=not is_server)
+        secured.share(self._quiet, ends=not is_server)
         return secured
 
     def _look(self) -> list[tuple[int, int] | None]:

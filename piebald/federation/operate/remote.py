@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -88,7 +89,7 @@ class Answer(Message):
 
     Attributes:
         refused: why nothing was done, "" where it was.
-        size, digest: of the whole of which the body is a piece.
+        size, digest: of the whole of which the body is a piece; another digest where the whole is another one.
     """
 
     refused: Annotated[str, Field(max_length=2000)] = ""
@@ -194,7 +195,8 @@ class Desk:
         return _piece(json.dumps({"number": json.loads(said)["number"]}).encode(), 0)
 
     def _status(self, origin: str, call: Call, body: bytes, _: Queued | None) -> bytes:
-        return _piece(json.dumps(self.seen(), default=str).encode(), call.start)
+        seen = self.seen() | {"may": MAY[self._server.people()[origin]]}
+        return _piece(json.dumps(seen, default=str).encode(), call.start)
 
     def seen(self) -> dict[str, Any]:
         """Return the experiments of the queue and what those at work do, without a path of this machine."""
@@ -239,10 +241,11 @@ class Desk:
             with opened(packed) as file:
                 size = file.seek(0, 2)
                 file.seek(min(call.start, size))
-                piece = file.read(PIECE)
+                piece, about = file.read(PIECE), os.fstat(file.fileno())
             if call.start + len(piece) >= size:
                 packed.unlink()
-        return encode(Answer(size=size), piece)
+        # of the file and not of its bytes: whoever fetches the same run beside this call has it packed anew
+        return encode(Answer(size=size, digest=digest(f"{about.st_ino} {about.st_mtime_ns}".encode())), piece)
 
     _DO = {"submit": _submit, "status": _status, "logs": _logs, "abort": _abort, "fetch": _fetch}  # noqa: RUF012
 
@@ -278,17 +281,18 @@ def _ran(words: list[str], folder: str) -> str:
     return ran.stdout
 
 
-def called(
-    credentials: Credentials, what: Operation, body: bytes = b"", take: Callable[[bytes], object] | None = None,
-    **fields: int,
-) -> bytes:  # fmt: skip
-    """Call a server, and return the answer.
+def called(credentials: Credentials, what: Operation, body: bytes = b"", **fields: int) -> bytes:
+    """Call a server, and return the answer; see `pieces`."""
+    return b"".join(pieces(credentials, what, body, **fields))
+
+
+def pieces(credentials: Credentials, what: Operation, body: bytes = b"", **fields: int) -> Iterator[bytes]:
+    """Call a server, and yield the answer, which may be long, in pieces.
 
     Args:
         credentials: of whoever calls.
         what: the operation.
         body: what is sent.
-        take: takes each piece of a long answer, which is then not returned.
         fields: others of `Call`.
 
     Raises:
@@ -296,15 +300,13 @@ def called(
     """
     link = Link(
         credentials.party, (credentials.host, credentials.port), credentials.folder, SERVER.__eq__, _say_nothing,
-        protocol=protocol_of(OPERATE),
+        protocol=protocol_of(OPERATE), quiet=_CHECKING + 10,
     )  # fmt: skip
-    whole = bytearray()
     link.start()
     try:
-        until, there = time.monotonic() + _CONNECTING, 0
+        until, there, whole = time.monotonic() + _CONNECTING, 0, ""
         while True:
-            call = Call(what=what, start=there, **fields)
-            reply = link.request(SERVER, "call", call, body, timeout=_CHECKING + 10)
+            reply = link.request(SERVER, "call", Call(what=what, start=there, **fields), body, timeout=_CHECKING + 10)
             if reply is None and time.monotonic() < until:
                 time.sleep(0.1)
                 continue
@@ -317,13 +319,12 @@ def called(
             answer, piece = decode(Answer, reply)
             if answer.refused:
                 raise SettingError(answer.refused)
-            there += len(piece)
-            if take is None:
-                whole += piece
-            else:
-                take(bytes(piece))
+            if there and answer.digest != whole:
+                raise SettingError("what was asked for has changed meanwhile: ask again")
+            there, whole = there + len(piece), answer.digest
+            yield bytes(piece)
             if there >= answer.size or not piece:
-                return bytes(whole)
+                return
             until = time.monotonic() + _CONNECTING
     finally:
         link.stop()
