@@ -1,4 +1,4 @@
-"""The figures: accuracy over time, totals of requests and models, staleness of cycles, and the model cache's table."""
+"""The figures: accuracy over time, totals of requests and models, and staleness of cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import table_1
-from shared.markdown import cells, table
+from shared.markdown import table
 from table_1 import Found, cases, labels
 
 matplotlib.use("Agg")
@@ -137,30 +137,6 @@ def adaptive_cases(found: Found) -> list[tuple[str, Sequence[dict[str, Any]]]]:
     return [(case, found["uneven", case, POLICY]) for case in known]
 
 
-def judged_staleness(found: Found) -> tuple[str, str]:
-    """Return our figures for the page, and the verdict: whether one class's clients are nearer than the two classes.
-
-    Only uniform sizes, as in the paper, allow a verdict: a client with more rows trains longer, and is staler.
-    """
-    shown, alike = [], []
-    every = adaptive_cases(found)
-    for case, runs in [one for one in every if one[0].startswith("uniform")] or every:  # the paper's, where there are
-        fast, slow = medians(runs)
-        within = max(max(group) / max(min(group), 1) for group in (fast, slow))
-        middle = sorted(statistics.median(group) for group in (fast, slow))
-        if case.startswith("uniform"):
-            alike.append(within < middle[1] / max(middle[0], 1))
-        ranges = [
-            f"{min(group):,.0f} to {max(group):,.0f} ({kind})" for group, kind in zip((fast, slow), KINDS, strict=True)
-        ]
-        shown.append(f"{case}, medians of clients, in steps: {', '.join(ranges)}")
-    if not shown:
-        return "-", "not run at this scale"
-    if not alike:
-        return "; ".join(shown), "cannot be compared: sizes are not uniform here, and staleness follows them"
-    return "; ".join(shown), "agrees" if all(alike) else "opposite: clients of one class differ more than the classes"
-
-
 def staleness_section(found: Found) -> list[str]:
     """Return the section of RESULTS.md."""
     lines = ["## Staleness of the first 20 validation cycles (figure 4)", ""]
@@ -210,39 +186,3 @@ def staleness_picture(found: Found, path: Path) -> None:
         axes.grid(alpha=0.3, axis="y")
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-RESULTS = Path(__file__).parents[1] / "model_cache" / "RESULTS.md"
-LEVEL = 2.0  # as often as this the time may differ between few and many clients and still be called constant
-
-
-def cache_growth(path: Path = RESULTS) -> dict[int, tuple[float, float]]:
-    """By the number of parameters: the time of a step with most clients over that with fewest, cached and summed.
-
-    A full sum may not have been measured with most clients; then it is that of the most with which it was.
-    """
-    found: dict[int, list[tuple[float, float | None]]] = {}
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    for line in lines:
-        row = cells(line)
-        if line.startswith("|") and row[0].replace(",", "").isdigit():
-            full = None if row[3] == "not run" else float(row[3])
-            found.setdefault(int(row[0].replace(",", "")), []).append((float(row[2]), full))
-    times = {size: ([one for one, _ in rows], [full for _, full in rows if full]) for size, rows in found.items()}
-    return {size: (cached[-1] / cached[0], summed[-1] / summed[0]) for size, (cached, summed) in times.items()}
-
-
-def judged_cache(path: Path = RESULTS) -> tuple[str, str]:
-    """Our figures for figure 2, and how they compare with the paper's: constant with the cache, growing without."""
-    found = cache_growth(path)
-    if not found:
-        return "-", "not run"
-    cached, summed = ([pair[place] for pair in found.values()] for place in (0, 1))
-    ours = (
-        f"from the fewest clients to the most a step takes {min(cached):.1f} to {max(cached):.1f} times as long with "
-        f"the cache, {min(summed):.0f} to {max(summed):.0f} times without, see [its table]"
-        "(../../benchmarks/model_cache/RESULTS.md)"
-    )
-    if max(cached) > LEVEL:
-        return ours, "opposite: the time grows with the cache as well"
-    return ours, "agrees" if min(summed) > LEVEL else "opposite: the time does not grow without the cache either"

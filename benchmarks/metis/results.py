@@ -1,4 +1,4 @@
-"""Write RESULTS.md, the page about the paper and the figures from run folders: every number in the text is computed."""
+"""Write RESULTS.md and the figures from run folders: every number in the text is computed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import pictures
 import settings
 from shared import markdown
 from shared.markdown import block, put
-from table_1 import Found, cases, labels, last, printed, section, spans, standard_error
+from table_1 import Found, cases, labels, last, printed, section, standard_error
 
 from piebald.report.tables import History
 
 LONG = "long"  # the scale whose table stands on the page of the others
 LONGER = "## Five fast and five slow clients for 24 synchronous rounds: `--scale long`"
-DIFFERS = "## Where the runs differ from the paper\n"  # the rest of the page, by `papers/deviations.py`
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
@@ -105,8 +104,8 @@ def late(run: dict[str, Any]) -> float:
     return statistics.mean(value for _, value in curve[len(curve) // 2 :])
 
 
-def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
-    """Write the text, the figures and the page for a scale of this name; return the path of the text.
+def write(out: Path, results: Path, name: str) -> str:
+    """Write the text and the figures for a scale of this name; return the path of the text.
 
     The long scale has only a table, on the page of the others.
     """
@@ -124,11 +123,6 @@ def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     pictures.staleness_picture(found, results / "staleness.png")
     kept = ["", LONGER, "", f"<!-- {LONG} -->", block(before, LONG).strip() or "Not run.", f"<!-- end of {LONG} -->"]
     path.write_text("\n".join([*text(found, name, scale), *kept]) + "\n", "utf-8")
-    if page is not None:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        _, heading, differs = page.read_text("utf-8").partition(DIFFERS) if page.exists() else ("", "", "")
-        about = "\n".join(about_paper(found, name)) + "\n"
-        page.write_text(f"{about}\n{heading}{differs}" if heading else about, "utf-8")
     return str(path)
 
 
@@ -162,8 +156,7 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [*client_shares(found, part), ""]
         if here:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
-    figure_2, verdict = pictures.judged_cache()
-    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {verdict}.", ""]
+    lines += ["## The model cache (figure 2)", "", "It has [a page of its own](../model_cache/RESULTS.md).", ""]
     lines += [*exchange(found), *pictures.staleness_section(found), *missing(found, scale)]
     dealt = deals.record(deals.of_runs(found))
     return [
@@ -212,62 +205,6 @@ def table(found: Found, part: str, case: str) -> list[str]:
         lines.append([label, *numbers])
     heads = ["recipe", "last", "paper", "second half", "best", "updates", "steps per update", "models per update"]
     return [markdown.table([*heads, "seeds"], lines, "---")]
-
-
-def about_paper(found: Found, name: str) -> list[str]:
-    """Return the page that lists every table and figure of the paper."""
-    lines = [
-        "# Metis: its tables and figures", "",
-        "Stripelis, Ambite 2020, *Accelerating federated learning in heterogeneous data and computational "
-        "environments*, table by", "table and figure by figure.  Written by `benchmarks/metis/run.py` from its "
-        "runs, like [RESULTS.md](../../benchmarks/metis/RESULTS.md).", "",
-    ]  # fmt: skip
-    rows = []
-    command = f"`python benchmarks/metis/run.py --scale {name}`"
-    for row in paper.ROWS:
-        if row.part is None:
-            told = ["-", "-", "-", f"not made here: {row.without}"]
-        elif row.part == "cache":
-            (ours, verdict), made_by = pictures.judged_cache(), "`python benchmarks/model_cache/run.py`"
-            told = [ours, made_by, "full", verdict]
-        else:
-            ours, verdict = _ours(found, row.part, row.name)
-            told = [ours, command, name, verdict]
-        rows.append([row.name, row.shows, row.printed, *told])
-    return [
-        *lines, markdown.table(["", "what it shows", "paper", "here", "command", "scale", "verdict"], rows, "---"), "",
-        "Conditions beside the paper's: `python benchmarks/metis/run.py --scale full --dry-run`.",
-        "`--scale full` runs Table I and figures 5, 6 and 9 as printed, on one GPU with `--device cuda`.",
-    ]  # fmt: skip
-
-
-def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
-    """Return our figures for a row of the page, and the verdict; `papers/verdicts.py` judges what has sizes."""
-    if part == "cycles":
-        adaptive = [run for (_, _, label), runs in found.items() if label == "AsyncDVW, adaptive" for run in runs]
-        if not adaptive:
-            return "-", "not run at this scale"
-        fast, slow = (statistics.mean(run["kinds"][kind] for run in adaptive) for kind in (0, 1))
-        return f"{fast:.0f} steps a cycle fast, {slow:.0f} slow", "agrees" if fast > slow else "opposite"
-    if name == "Figure 4":
-        return pictures.judged_staleness(found)
-    if name == "Figure 9":
-        ratios = [
-            statistics.mean(run["updates"] for run in runs)
-            / statistics.mean(run["updates"] for run in found[there, case, "AsyncDVW"])
-            for (there, case, label), runs in found.items()
-            if label == "AsyncDVW, adaptive" and (there, case, "AsyncDVW") in found
-        ]
-        if not ratios:
-            return "-", "not run at this scale"
-        span = " to ".join(dict.fromkeys(f"{one(ratios):.2f}" for one in (min, max)))
-        ours = f"x {per_request(found):.2f} for DVW; adaptive sends {span} times as often"
-        return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
-    ours = spans(found, part)
-    table = {"Figure 5": "left", "Figure 6": "right"}.get(name)
-    if table and ours != "-":
-        ours = f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png)"
-    return ours, "not run at this scale" if ours == "-" else "-"
 
 
 def client_shares(found: Found, part: str) -> list[str]:

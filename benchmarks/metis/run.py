@@ -23,7 +23,6 @@ from shared.options import reader
 import piebald
 from piebald.models import build_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "papers" / "metis.md"
 PARTS = ("synchronous", "corrupted", "uneven")
 
 
@@ -90,7 +89,7 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
 def main() -> int:
     """Run the jobs in parallel and write the results."""
     options = reader(
-        __doc__, scale=tuple(SCALES), out=Path("runs/metis"), results=Path(__file__).parent, page=PAGE, jobs=2,
+        __doc__, scale=tuple(SCALES), out=Path("runs/metis"), results=Path(__file__).parent, jobs=2,
         device="cpu", parts=PARTS, seeds=None, recipes=None, cases=None, tables=False, dry_run=False,
     ).parse_args()  # fmt: skip
     scale, failed = SCALES[options.scale], 0
@@ -103,7 +102,7 @@ def main() -> int:
         print(results.conditions(scale), *(f"{job.folder} {job.label} seed {job.seed}" for job in jobs), sep="\n")
         return 0
     failed = carry_out(jobs, run_job, scale, options.out, options.device, processes=options.jobs)
-    print(results.write(options.out, options.results, options.scale, options.page))
+    print(results.write(options.out, options.results, options.scale))
     return 1 if failed else 0
 
 

@@ -154,16 +154,3 @@ def _accuracy(found: Found, part: str, case: str, label: str) -> str:
 
 def _difference(one: Difference | None) -> str:
     return "-" if one is None else f"{one.mean:+.1f} ± {one.half:.1f} ({one.theirs:+.1f})"
-
-
-def spans(found: Found, part: str) -> str:
-    """Return our figures for the page about the paper: the least and the largest difference of each policy."""
-    every = differences(found, part)
-    if not every:
-        return "-"
-    ours = []
-    for label in dict.fromkeys(one.label for one in every):
-        means = [one.mean for one in every if one.label == label]
-        ours.append(f"{label} {min(means):+.1f} to {max(means):+.1f}")
-    cells = len(dict.fromkeys(one.case for one in every))
-    return f"minus {PRINTED[part][2]}, {cells} of 9 cells: {'; '.join(ours)}"

@@ -220,10 +220,6 @@ def test_every_number_in_the_text_follows_the_data(
     bars = [[bar.get_height() for bar in axes.patches] for axes in drawn[0].axes]  # before, a constant
     assert bars == [[100, 50], [1100, 550, 550, 275]]
     benchmark["pictures"].plt.close(drawn[0])
-    page = "\n".join(results.about_paper(found, "small"))
-    assert "power law Non-IID(3), medians of clients, in steps: 8 to 8 (fast), 9 to 9 (slow)" in page
-    assert "x 11.00 for DVW; adaptive sends 0.50 times as often" in page
-    assert [row.name for row in benchmark["paper"].ROWS if f"| {row.name} |" not in page] == []
 
 
 def test_clients_that_share_nothing_have_no_share_of_an_average(benchmark: Any) -> None:
@@ -232,27 +228,6 @@ def test_clients_that_share_nothing_have_no_share_of_an_average(benchmark: Any) 
     (table,) = benchmark["results"].client_shares(found, "synchronous")
     named = [line.split(" | ")[1] for line in table.splitlines()[2:]]
     assert named == ["FedAvg", "FedAvg + one unsent epoch"]
-
-
-def test_the_verdict_of_figure_two_follows_the_measured_times(benchmark: Any, tmp_path: Path) -> None:
-    """Before, it said "agrees: constant time" whatever had been measured."""
-    head = "| parameters | clients | cached | full sum | cached / limit |\n|---|---|---|---|---|\n"
-    for last, full, words in (
-        ("0.0024", "0.1606", "agrees"), ("0.0100", "0.1606", "opposite: the time grows with the cache as well"),
-        ("0.0024", "0.0023", "opposite: the time does not grow without the cache either"),
-    ):  # fmt: skip
-        made = tmp_path / "RESULTS.md"
-        made.write_text(
-            f"{head}| 1,000,000 | 10 | 0.0020 | 0.0023 | 1.70 |\n| 1,000,000 | 1000 | {last} | {full} | 2 |\n"
-        )
-        ours, verdict = benchmark["pictures"].judged_cache(made)
-        assert verdict == words
-        assert f"takes {float(last) / 0.002:.1f} to" in ours
-    made.write_text(
-        f"{head}| 5 | 10 | 0.1 | 0.2 | 1 |\n| 5 | 100 | 0.1 | 2.0 | 1 |\n| 5 | 1000 | 0.1 | not run | 1 |\n"
-    )
-    assert benchmark["pictures"].cache_growth(made) == {5: (1.0, pytest.approx(10.0))}
-    assert benchmark["pictures"].judged_cache(tmp_path / "none.md") == ("-", "not run")
 
 
 def test_a_page_says_in_which_cells_the_settings_deal_otherwise_now(benchmark: Any) -> None:
