@@ -14,18 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import (
-    Disclosure,
-    LocalLoss,
-    RowOutputs,
-    Rows,
-    SgdConfig,
-    SgdOutcome,
-    Slope,
-    Split,
-    StepsOutcome,
-    VectorStep,
-)
+from piebald import contracts
 from piebald.contracts.data import HasTables, column_names
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
@@ -56,7 +45,7 @@ class EngineContext:
         return self.engine.work.initial.to(self.engine.device)
 
     @property
-    def disclosure(self) -> Disclosure | None:
+    def disclosure(self) -> contracts.Disclosure | None:
         return self.stack.disclosure
 
     def with_rng(self, rng_version: int | str | None = None) -> EngineContext:
@@ -68,15 +57,15 @@ class EngineContext:
     def run_sgd(
         self,
         model: Tensor,
-        config: SgdConfig,
+        config: contracts.SgdConfig,
         *,
         prox: float = 0.0,
         prox_center: Tensor | None = None,
         correction: Tensor | None = None,
         state: Mapping[str, Tensor] | None = None,
-        local_loss: LocalLoss | None = None,
+        local_loss: contracts.LocalLoss | None = None,
         own: Mapping[str, Tensor] | None = None,
-    ) -> SgdOutcome:
+    ) -> contracts.SgdOutcome:
         if prox and prox_center is None:
             raise RuntimeFault(f"run_sgd was given prox = {prox:g} without what it draws to: give prox_center as well")
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
@@ -94,28 +83,30 @@ class EngineContext:
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
 
     def run_steps(
-        self, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep, *, batches: int = 1
-    ) -> StepsOutcome:
+        self, start: Mapping[str, Tensor], config: contracts.SgdConfig, step: contracts.VectorStep, *, batches: int = 1
+    ) -> contracts.StepsOutcome:
         phase, self.phase = self.phase, self.phase + batches
         with torch.enable_grad():
             return run_steps(self.engine, self.stack, phase, start, config, step)
 
-    def score(self, model: Tensor, split: Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+    def score(self, model: Tensor, split: contracts.Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split, metrics)
 
-    def losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+    def losses(self, models: Sequence[Tensor], split: contracts.Split) -> Tensor:
         return self.engine.losses(self.stack.clients, models, split)
 
-    def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+    def row_losses(self, model: Tensor, split: contracts.Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_losses(self.stack.clients, model, split)
 
-    def row_scores(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+    def row_scores(self, model: Tensor, split: contracts.Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_scores(self.stack.clients, model, split)
 
-    def row_values(self, model: Tensor, split: Split, measure: Callable[[Any, Any], Tensor]) -> tuple[Tensor, Tensor]:
+    def row_values(
+        self, model: Tensor, split: contracts.Split, measure: Callable[[Any, Any], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         return self.engine.row_values(self.stack.clients, model, split, measure)
 
-    def constant_scores(self, constants: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def constant_scores(self, constants: Tensor, split: contracts.Split) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         return self.engine.constant_scores(self.stack.clients, constants, split)
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
@@ -132,10 +123,10 @@ class EngineContext:
             mask[slot.start : slot.stop] = names is None or slot.name in names
         return mask.to(self.engine.device)
 
-    def rows(self, split: Split) -> list[Rows]:
+    def rows(self, split: contracts.Split) -> list[contracts.Rows]:
         return [self.engine.row_loader.rows(client, split) for client in self.stack.clients]
 
-    def cached(self, split: Split, key: Hashable, function: Callable[[Rows, str], T]) -> list[T]:
+    def cached(self, split: contracts.Split, key: Hashable, function: Callable[[contracts.Rows, str], T]) -> list[T]:
         loader, hides = self.engine.row_loader, self.engine.work.is_masked(self.stack.query)
         return [
             # under masks no client is told which one it is
@@ -143,7 +134,7 @@ class EngineContext:
             for client in self.stack.clients
         ]
 
-    def weights(self, split: Split) -> Tensor | None:
+    def weights(self, split: contracts.Split) -> Tensor | None:
         weights = [self.engine.row_loader.weight(client, split) for client in self.stack.clients]
         if all(weight is None for weight in weights):
             return None
@@ -155,7 +146,7 @@ class EngineContext:
     def features(self) -> Sequence[str]:
         return column_names(self.engine.row_loader.clients)[0] or ()
 
-    def tables(self, split: Split) -> list[Any]:
+    def tables(self, split: contracts.Split) -> list[Any]:
         clients = self.engine.row_loader.clients
         if not isinstance(clients, HasTables):
             raise SettingError("these rows are no tables that are to be prepared")
@@ -185,10 +176,10 @@ class EngineContext:
     def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
         return class_features(self.engine, self.stack.clients, model)
 
-    def row_outputs(self, model: Tensor, split: Split) -> list[RowOutputs]:
+    def row_outputs(self, model: Tensor, split: contracts.Split) -> list[contracts.RowOutputs]:
         return row_outputs(self.engine, self.stack.clients, model, split)
 
-    def measure(self, outputs: Sequence[Tensor], split: Split) -> tuple[dict[str, Tensor], Tensor]:
+    def measure(self, outputs: Sequence[Tensor], split: contracts.Split) -> tuple[dict[str, Tensor], Tensor]:
         return measure(self.engine, self.stack.clients, outputs, split)
 
     def public_outputs(self, model: Tensor) -> Tensor:
@@ -198,7 +189,7 @@ class EngineContext:
         targets = pytree.single(self.engine.row_loader.public_targets(), "public rows")
         return targets.expand(len(self.stack.clients), *targets.shape)
 
-    def confusion(self, model: Tensor, split: Split) -> Tensor:
+    def confusion(self, model: Tensor, split: contracts.Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)
 
 
@@ -207,9 +198,9 @@ def run_steps(
     stack: ClientStack,
     phase: int,
     start: Mapping[str, Tensor],
-    config: SgdConfig,
-    step: VectorStep,
-) -> StepsOutcome:
+    config: contracts.SgdConfig,
+    step: contracts.VectorStep,
+) -> contracts.StepsOutcome:
     """See `contracts.ClientContext.run_steps`; `phase` is how many runs there were before in the same task.
 
     The clients with most steps come first, so that those that have finished leave at the end.
@@ -232,7 +223,7 @@ def run_steps(
     ended = {name: torch.cat([part, *(vectors[name] for vectors in reversed(finished))]) for name, part in at.items()}
     back = moved(torch.tensor(order), engine.device).argsort()
     steps = moved(torch.tensor([float(count) for count in planned]), engine.device)
-    return StepsOutcome({name: part[back] for name, part in ended.items()}, steps, total[back] / steps)
+    return contracts.StepsOutcome({name: part[back] for name, part in ended.items()}, steps, total[back] / steps)
 
 
 class _StepSlopes:
@@ -249,7 +240,7 @@ class _StepSlopes:
         stack: ClientStack,
         rows: Sequence[int],
         phase: int,
-        config: SgdConfig,
+        config: contracts.SgdConfig,
         step: int,
     ) -> None:
         self._engine, self._phase, self._config, self._secret = engine, phase, config, stack.secret
@@ -262,7 +253,7 @@ class _StepSlopes:
         for span in engine.work.layout.trained:
             self.trained[span] = True
 
-    def __call__(self, model: Tensor, batch: int = 0) -> Slope:
+    def __call__(self, model: Tensor, batch: int = 0) -> contracts.Slope:
         state, phase = {"velocity": torch.zeros_like(model)}, self._phase + batch
         run = SgdRun(
             self._clients, self._rng_versions, phase, model, self._config, state=state, secret=self._secret,
@@ -273,4 +264,4 @@ class _StepSlopes:
         if not self._has_gradients:
             self.loss, self._has_gradients = end.loss, True
         # parameters as they were at the point that was asked about, statistics as the batch has moved them
-        return Slope(-to_dense(end.state["velocity"]), torch.where(self.trained, model, to_dense(end.model)))
+        return contracts.Slope(-to_dense(end.state["velocity"]), torch.where(self.trained, model, to_dense(end.model)))

@@ -10,18 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from piebald.contracts import (
-    MOST_ROWS,
-    OwnChoice,
-    Query,
-    ResultForm,
-    RowPrivacy,
-    Rows,
-    Split,
-    Task,
-    Update,
-    shown_digest,
-)
+from piebald import contracts
 from piebald.contracts.data import ModelSpec
 from piebald.core.client_models import ClientModels
 from piebald.methods.training.base import Trainer
@@ -29,7 +18,7 @@ from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Whole
 from piebald.methods.transforms.compression import Compressor, SendsSameNumbers, WireContext
 
-_NO_ROWS: Mapping[Split, int] = {"train": 0, "validation": 0, "test": 0}
+_NO_ROWS: Mapping[contracts.Split, int] = {"train": 0, "validation": 0, "test": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +42,8 @@ class ClientWork(ModelSpec):
 
     trainer: Trainer
     transforms: tuple[Transform, ...]
-    own_query: Query | None = None
-    choice: OwnChoice | None = None
+    own_query: contracts.Query | None = None
+    choice: contracts.OwnChoice | None = None
     own_models: ClientModels | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
     trains: bool = True
@@ -69,7 +58,7 @@ class ClientWork(ModelSpec):
         """The number of a client's model among those that clients have, None for the run's."""
         return None if self.own_models is None else self.own_models.number(client)
 
-    def number_of(self, client: int, version: int, query: Query | None) -> int | None:
+    def number_of(self, client: int, version: int, query: contracts.Query | None) -> int | None:
         """The number of the model that a task is about: to train at this version, or to answer a query."""
         if self.own_models is None:
             return None
@@ -94,7 +83,7 @@ class ClientWork(ModelSpec):
         """The work of one client: this one, with the client's own model where it has one."""
         return self if self.own_models is None else self.numbered(self.number(client))
 
-    def of_task(self, task: Task) -> Self:
+    def of_task(self, task: contracts.Task) -> Self:
         """The work of one task, with the model that it is about."""
         return self.numbered(self.number_of(task.client, task.version, task.query))
 
@@ -118,11 +107,11 @@ class ClientWork(ModelSpec):
         """Return the names of the inputs that the clients of the model of this number lack."""
         return frozenset() if number is None or self.own_models is None else self.own_models.models[number].lacks
 
-    def held_of(self, task: Task) -> Tensor | None:
+    def held_of(self, task: contracts.Task) -> Tensor | None:
         """Return which of the shared numbers the model of a task has."""
         return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
 
-    def counted_of(self, task: Task) -> Tensor | None:
+    def counted_of(self, task: contracts.Task) -> Tensor | None:
         """Return for which of the shared numbers the update of a task counts, None for all."""
         held, silent = self.held_of(task), self._silent_of(task)
         if silent is None:
@@ -133,7 +122,7 @@ class ClientWork(ModelSpec):
         places = counts.nonzero().flatten()
         return places if held is None else held[counts[held]]
 
-    def _silent_of(self, task: Task) -> Tensor | None:
+    def _silent_of(self, task: contracts.Task) -> Tensor | None:
         number = self.number_of(task.client, task.version, task.query)
         return None if number is None or self.own_models is None else self.own_models.models[number].silent
 
@@ -144,14 +133,14 @@ class ClientWork(ModelSpec):
         completed[places if held is None else held[places]] = buffers
         return completed
 
-    def cut(self, task: Task) -> Task:
+    def cut(self, task: contracts.Task) -> contracts.Task:
         """A task as it travels: with those numbers of the model that the one it is about has."""
         held = self.held_of(task)
         if held is None or "model" not in task.vectors:
             return task
         return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})
 
-    def expanded(self, update: Update, task: Task) -> Update:
+    def expanded(self, update: contracts.Update, task: contracts.Task) -> contracts.Update:
         """An update that has come, with no change of the numbers that the task's model has not, or has no say for."""
         held, silent = self.held_of(task), self._silent_of(task)
         if (held is None and silent is None) or "model" not in update.vectors:
@@ -174,7 +163,7 @@ class ClientWork(ModelSpec):
         last = self.transforms[-1] if self.transforms else None
         return last if isinstance(last, MaskingTransform) else None
 
-    def is_masked(self, query: Query | None) -> bool:
+    def is_masked(self, query: contracts.Query | None) -> bool:
         """Return whether an update, or the answer to a query, leaves under masks."""
         hidden = None if query is None else query.hiding()
         return self.masking is not None and (query is None or (hidden is not None and hidden.masked))
@@ -186,9 +175,9 @@ class ClientWork(ModelSpec):
         tables = [json.dumps(part.table(), sort_keys=True, default=str) for part in (self.trainer, *self.transforms)]
         layout = [[slot.name, list(slot.shape)] for slot in self.layout.slots]
         what = [tables, layout, self.layout.shared, list(self.outputs), self.objective.name]
-        return shown_digest(what, {}).hex()
+        return contracts.shown_digest(what, {}).hex()
 
-    def counted(self, rows: Rows) -> float:
+    def counted(self, rows: contracts.Rows) -> float:
         """Return how much training on some rows counts, as `Update.counts` says it."""
         objective = self.objective
         if not len(rows) or self.row_privacy is not None:
@@ -200,7 +189,7 @@ class ClientWork(ModelSpec):
             return len(rows) if objective.domain is None else int(objective.domain.known_rows(rows.y).sum())
         return weight
 
-    def shown_numbers(self, clients: Sequence[int], query: Query | None = None) -> Sequence[int]:
+    def shown_numbers(self, clients: Sequence[int], query: contracts.Query | None = None) -> Sequence[int]:
         """The numbers of clients as trainers, transforms and queries see them, under masks one for all."""
         return [0] * len(clients) if self.is_masked(query) else clients
 
@@ -213,7 +202,7 @@ class ClientWork(ModelSpec):
         """Return what both ends know of the update of a client's task."""
         return WireContext(self.layout, self.seed, client, rng_version)
 
-    def decompress(self, packed: Tensor, task: Task) -> Tensor:
+    def decompress(self, packed: Tensor, task: contracts.Task) -> Tensor:
         """The change [s] that a packed update of a task stands for.
 
         Raises:
@@ -230,7 +219,7 @@ class ClientWork(ModelSpec):
         return compressor.sent_places(self.wire_context(client, version))
 
     @property
-    def row_privacy(self) -> RowPrivacy | None:
+    def row_privacy(self) -> contracts.RowPrivacy | None:
         """The way in which training hides single rows, or None."""
         return self.trainer.row_privacy()
 
@@ -279,7 +268,7 @@ class ClientWork(ModelSpec):
         """Return what the server sends with a training task besides the model, before the first step."""
         return self.trainer.server_vectors(self.layout.shared)
 
-    def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
+    def result_form(self, task: contracts.Task, rows: Mapping[contracts.Split, int]) -> contracts.ResultForm:
         """Return what the result of a task may hold, from a client that has so many rows of each split."""
         # lengths are those of the model that the task is about, so its work answers
         if (task_work := self.of_task(task)) is not self:
@@ -288,7 +277,7 @@ class ClientWork(ModelSpec):
             return replace(task.query.answer_form(self, rows), own_metrics=self.objective.own_metrics,
                            weighted=self.weighted)  # fmt: skip
         if self.masking is not None:  # no number of a single update is sent
-            return ResultForm(None, (), 0, 0)
+            return contracts.ResultForm(None, (), 0, 0)
         trainer, count = self.trainer_of(task.client), rows["train"]
         declared = trainer.upload_shapes(self)
         shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
@@ -303,5 +292,5 @@ class ClientWork(ModelSpec):
             counts = dict.fromkeys(form.vectors or {}, form.examples)
         steps = trainer.max_steps(count)
         # a trainer that knows no limit of steps is still bounded: a client may claim any number
-        return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts,
+        return contracts.ResultForm(shapes, None, count, contracts.MOST_ROWS if steps is None else steps, counts,
                           own_metrics=self.objective.own_metrics, weighted=self.weighted)  # fmt: skip

@@ -12,14 +12,8 @@ from piebald.contracts.component import Component, WordedModel
 from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Text
+from piebald.methods.aggregation import linear
 from piebald.methods.aggregation.base import Aggregator
-from piebald.methods.aggregation.linear import (
-    FixedShares,
-    Linear,
-    computes_from_masked_sum,
-    computes_from_sum,
-    weighs_by_examples,
-)
 from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
 from piebald.methods.scheduling.base import Scheduler
@@ -108,7 +102,7 @@ class Recipe(WordedModel):
         masking = self.masking
         if masking is None:
             return
-        looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
+        looking: list[Component] = [] if linear.computes_from_masked_sum(self.aggregation) else [self.aggregation]
         looking += [self.clustering] if self.clustering.requires_individual_updates else []
         for component in (*looking, *self._colluding):
             raise ValueError(
@@ -130,7 +124,7 @@ class Recipe(WordedModel):
             return
         kind = self.server_optimizer.kind
         # the cached sum is updated by one client's contribution, which only a weight of its own makes possible
-        if not isinstance(self.aggregation, Linear):
+        if not isinstance(self.aggregation, linear.Linear):
             raise ValueError(
                 f"{kind} gives every client's last model a weight of its own but {self.aggregation.kind} weighs "
                 f"updates together: choose another aggregation, or another server_optimizer"
@@ -188,7 +182,7 @@ class Recipe(WordedModel):
                 leaves out what they lack.
         """
         # where inputs are lacking, a weighted mean can itself leave out the numbers that a client does not have
-        takes = self.aggregation.takes_parts or (trainer is None and computes_from_sum(self.aggregation))
+        takes = self.aggregation.takes_parts or (trainer is None and linear.computes_from_sum(self.aggregation))
         whole: list[Component] = [] if takes else [self.aggregation]
         whole += [] if self.clustering.is_single() else [self.clustering]
         whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
@@ -240,7 +234,7 @@ class Recipe(WordedModel):
     def requires_individual_updates(self) -> bool:
         """True if individual updates must reach the server, so that they cannot be summed where clients train."""
         return (
-            not computes_from_sum(self.aggregation)
+            not linear.computes_from_sum(self.aggregation)
             or self.clustering.requires_individual_updates
             or self.server_optimizer.from_current_model
             or self.server_optimizer.model_memory is not None
@@ -263,7 +257,7 @@ class Recipe(WordedModel):
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
         if self.server_optimizer.model_memory is not None:  # which takes one model after another
             return compares
-        return compares or not computes_from_sum(self.aggregation) or bool(self._colluding)
+        return compares or not linear.computes_from_sum(self.aggregation) or bool(self._colluding)
 
     def adapted_to(self, spec: ModelSpec) -> Recipe:
         """The recipe with those settings filled in that follow from its components together and from the model."""
@@ -329,12 +323,12 @@ class Recipe(WordedModel):
             fields = {name: getattr(trainer, name) for name in trainer.model_fields_set}
             components["training"] = type(trainer)(**{**fields, "clients": settings})
         if shares:
-            if not weighs_by_examples(self.aggregation):
+            if not linear.weighs_by_examples(self.aggregation):
                 raise SettingError(
                     f"share says what clients count in a weighted mean, and aggregation {self.aggregation.kind!r} has "
                     "weights of its own: leave share out, or choose aggregation = 'example_weighted'"
                 )
-            components["aggregation"] = FixedShares(shares=shares)
+            components["aggregation"] = linear.FixedShares(shares=shares)
         return self.replaced(components) if components else self
 
     def _check_trainer(self, trainer: Trainer) -> None:

@@ -37,16 +37,8 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.tensor_store import raw
+from piebald.data.clients import prepared
 from piebald.data.clients.client_tables import TimeAndEvent, target_columns
-from piebald.data.clients.prepared import (
-    SitesPrepared,
-    constants_of,
-    gathered_bytes,
-    in_own_unit,
-    in_unit_of_loss,
-    preparation_of,
-    unhidden_reason,
-)
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
@@ -152,13 +144,13 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     accepted = clients_of(clients)
     if options.loss is None and isinstance(column_names(accepted)[1], TimeAndEvent):
         options = options.model_copy(update={"loss": "survival"})
-    all_clients = in_unit_of_loss(accepted, options.loss)
+    all_clients = prepared.in_unit_of_loss(accepted, options.loss)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     division = division_of(federation)
     untrained = [] if division is None else division.untrained(federation.names)
     trained = [client for client in range(len(federation)) if client not in untrained] if untrained else None
     training = federation if trained is None else ClientsView(federation, trained)
-    gathered = gathered_bytes(all_clients)
+    gathered = prepared.gathered_bytes(all_clients)
     if gathered is not None and (unseen is not None or untrained):
         raise SettingError("all training rows in one place (pooled = true) are those of all clients: hold none out")
     work, adapted = _work(recipe, federation, model, options)
@@ -181,7 +173,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
         )
-    if problem := unhidden_reason(all_clients, work.noise) or _unlike_reason(work, federation, options):
+    if problem := prepared.unhidden_reason(all_clients, work.noise) or _unlike_reason(work, federation, options):
         raise SettingError(problem)
     runtime = _runtime(recipe, federation, len(training), work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
@@ -201,12 +193,12 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     ]
     work = replace(work, questions=tuple(query.stated() for query in [*measuring.asked, *by_components]))
     trackers = trackers_of(options.trackers)
-    constants = constants_of(all_clients)
+    constants = prepared.constants_of(all_clients)
     meta = {
         **_meta(recipe, federation, training, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
-    agreed = preparation_of(all_clients)
+    agreed = prepared.preparation_of(all_clients)
     meta["preparation"] = None if agreed is None else agreed.model_dump()
     meta["standardise"] = None if constants is None else constants.model_dump()
     features, target = column_names(all_clients)
@@ -231,7 +223,7 @@ def _unlike_reason(work: ClientWork, clients: Clients, options: RunSettings) -> 
     """Return why the members of a sum under masks would not all do the same, or None."""
     if work.masking is None:
         return None
-    division, agreed = division_of(clients), preparation_of(clients)
+    division, agreed = division_of(clients), prepared.preparation_of(clients)
     sections = {"split": division, "prepare": agreed}
     tables = {name: section.model_dump() for name, section in sections.items() if section is not None}
     numbers = range(len(clients))
@@ -467,7 +459,7 @@ def work_without_rows(
     """
     recorded = RecordedClients(table, blank_row(meta["rows"]), meta["classes"], reason)
     agreed = meta.get("preparation")
-    clients: Clients = recorded if agreed is None else SitesPrepared(recorded, Preparation(**agreed))
+    clients: Clients = recorded if agreed is None else prepared.SitesPrepared(recorded, Preparation(**agreed))
     with recorded.forms():
         work, adapted = _work(recipe, clients, model, options.model_copy(update={"keep": "last"}))
     for name, value in (("layout", [[slot.name, list(slot.shape)] for slot in work.layout.slots]),
@@ -484,7 +476,9 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunSettings) 
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
     rows, outputs = _tried(module, clients)
-    objective = in_own_unit(objective_named(rows.y, options.loss, options.evaluate.metrics), preparation_of(clients))
+    objective = prepared.in_own_unit(
+        objective_named(rows.y, options.loss, options.evaluate.metrics), prepared.preparation_of(clients)
+    )
     _check_validation(recipe, clients)
     module = copied_for_run(module)
     initial = layout.taken(module)

@@ -16,18 +16,7 @@ from piebald.core.errors import SettingError
 from piebald.core.metrics import checked_criterion, is_pooled
 from piebald.core.randomness import select
 from piebald.methods.client_work import ClientWork
-from piebald.methods.queries.row_scores import (
-    NO_VALUE,
-    Naive,
-    NaiveScores,
-    RowScores,
-    TrainingTotals,
-    class_totals,
-    constant,
-    constant_of,
-    known_targets,
-    row_weights,
-)
+from piebald.methods.queries import row_scores
 from piebald.methods.queries.scores import Confusion, counted
 from piebald.methods.queries.threshold_scores import AT_THRESHOLD, ThresholdCounts, ThresholdScores
 from piebald.server.cluster_models import ClusterModels
@@ -66,8 +55,8 @@ class EvaluationPlan:
     higher: bool = True
     validate: Query | None = None
     count: Confusion | None = None
-    rows: RowScores | None = None
-    totals: TrainingTotals | None = None
+    rows: row_scores.RowScores | None = None
+    totals: row_scores.TrainingTotals | None = None
     thresholds: ThresholdScores | None = None
     stopping: Query | None = None
 
@@ -245,7 +234,9 @@ def threshold_query(
     return (ThresholdCounts if is_pooled(criterion) else ThresholdScores)(split=split, criterion=criterion)
 
 
-def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool) -> RowScores | None:
+def row_query(
+    work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool
+) -> row_scores.RowScores | None:
     """The query about single rows and constant answers, None where there is nothing to ask.
 
     Args:
@@ -257,7 +248,7 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         return None
     objective, main = work.objective, next(iter(work.objective.metrics.values()), None)
     classes = len(clients.classes or ())
-    naive: Naive | None = None
+    naive: row_scores.Naive | None = None
     if objective.classifies:
         naive = "classes" if classes and tuple(work.outputs) == (classes,) else None
     elif objective.name in ("regression", "l1", "huber"):
@@ -266,27 +257,30 @@ def row_query(work: ClientWork, clients: Clients, split: Split, asked: int, simu
         naive = "labels" if objective.name == "multilabel" else "equal"
     if naive is None and main is None:
         return None
-    kind, of_all = (RowScores, _of_all(clients, naive)) if simulates else (NaiveScores, ())
+    kind, of_all = (row_scores.RowScores, _of_all(clients, naive)) if simulates else (row_scores.NaiveScores, ())
     return kind(split=split, rows=main is not None, naive=naive, of_all=of_all)
 
 
-def _of_all(clients: Clients, naive: Naive | None) -> tuple[float, ...]:
+def _of_all(clients: Clients, naive: row_scores.Naive | None) -> tuple[float, ...]:
     """The outputs of the constant answer from all clients' training rows, which are on this machine; empty for none."""
     if naive == "classes" and _are_weighted(clients):
         classes = len(clients.classes or ())
         each = (clients.rows(client, "train") for client in range(len(clients)))
-        sums_of = [class_totals(rows, classes) for rows in each if len(rows)]
-        return tuple(constant(naive, torch.stack(sums_of).sum(0)).tolist())
+        sums_of = [row_scores.class_totals(rows, classes) for rows in each if len(rows)]
+        return tuple(row_scores.constant(naive, torch.stack(sums_of).sum(0)).tolist())
     if naive == "classes":
         counts = [clients.counts(client, "train") for client in range(len(clients))]
         sums = [*map(sum, zip(*[row for row in counts if row], strict=True))] if None not in counts else []
-        return tuple(constant(naive, torch.tensor(sums).double()).tolist())
+        return tuple(row_scores.constant(naive, torch.tensor(sums).double()).tolist())
     if naive in (None, "equal") or len(clients) > MOST_CLIENTS:
         return ()
     held = [rows for client in range(len(clients)) if len(rows := clients.rows(client, "train"))]
-    targets, weights = torch.cat([*map(known_targets, held)]), torch.cat([*map(row_weights, held)])
+    targets, weights = (
+        torch.cat([*map(row_scores.known_targets, held)]),
+        torch.cat([*map(row_scores.row_weights, held)]),
+    )
     some = any(rows.weight is not None for rows in held)
-    return tuple(constant_of(naive, targets, weights if some else None).tolist())
+    return tuple(row_scores.constant_of(naive, targets, weights if some else None).tolist())
 
 
 def _are_weighted(clients: Clients) -> bool:
@@ -297,12 +291,12 @@ def _are_weighted(clients: Clients) -> bool:
     return next((rows.weight is not None for rows in held if len(rows)), False)
 
 
-def totals_query(rows: RowScores | None, work: ClientWork) -> TrainingTotals | None:
+def totals_query(rows: row_scores.RowScores | None, work: ClientWork) -> row_scores.TrainingTotals | None:
     """The query about the training rows of sites, None where no constant answer of all follows from their totals."""
-    asked = rows.naive if isinstance(rows, NaiveScores) else None
+    asked = rows.naive if isinstance(rows, row_scores.NaiveScores) else None
     # there is no order of several numbers
     several = asked == "median" and math.prod(work.outputs) > 1
-    return None if asked in (None, "equal") or several else TrainingTotals.of(asked)
+    return None if asked in (None, "equal") or several else row_scores.TrainingTotals.of(asked)
 
 
 def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
@@ -310,7 +304,7 @@ def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) ->
     rows = list[TableRow]()
     for answer in answers:
         update, query = answer.update, answer.task.query
-        if update is None or not isinstance(query, RowScores | ThresholdScores):
+        if update is None or not isinstance(query, row_scores.RowScores | ThresholdScores):
             continue
         about = {"version": version, "client": answer.task.client, "split": query.split}
         scores = dict(update.metrics)
@@ -319,8 +313,8 @@ def rows_of_scores(answers: Sequence[Result], version: int, work: ClientWork) ->
         for name, value in scores.items():
             model, _, metric = name.partition("/")
             rows.append(about | {"model": model, "metric": metric, "value": value})
-        for model, vector in update.vectors.items() if isinstance(query, RowScores) else ():
-            values = vector[vector != NO_VALUE]
+        for model, vector in update.vectors.items() if isinstance(query, row_scores.RowScores) else ():
+            values = vector[vector != row_scores.NO_VALUE]
             if len(values):
                 row = about | {"model": model, "metric": work.objective.metric, "row_values": values.tolist()}
                 rows.append(row | {"value": float(values.double().mean())})

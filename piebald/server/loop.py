@@ -13,21 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import (
-    SERVER_ID,
-    Checkpoint,
-    Cohort,
-    Query,
-    QueryRequest,
-    Result,
-    RunRecorder,
-    Runtime,
-    StatesRows,
-    SumRequest,
-    Task,
-    TellsAbsences,
-    Update,
-)
+from piebald import contracts
 from piebald.core.errors import PiebaldError, RuntimeFault, diverged, shown
 from piebald.core.machine import HOST, moved, on_host, raise_if_lost
 from piebald.methods.aggregation.linear import Linear
@@ -36,6 +22,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.privacy.spending import Spending
+from piebald.server import records
 from piebald.server.client_pool import ClientPool, ClientRecords, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
@@ -47,24 +34,6 @@ from piebald.server.evaluation import (
     RoundProgress,
     confusion_rows,
     rows_of_scores,
-)
-from piebald.server.records import (
-    StepWriter,
-    TableRow,
-    failure_row,
-    mean_scores,
-    plain_results,
-    plain_tasks,
-    refusal,
-    refusal_notes,
-    result_row,
-    score_rows,
-    split_of,
-    step_row,
-    uncounted_rows,
-    undefined_rows,
-    whole_result,
-    whole_task,
 )
 from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake, by_extremes
 from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
@@ -83,9 +52,9 @@ class ServerLoop:
     def __init__(
         self,
         recipe: Recipe,
-        runtime: Runtime,
+        runtime: contracts.Runtime,
         work: ClientWork,
-        recorder: RunRecorder,
+        recorder: contracts.RunRecorder,
         *,
         known: int,
         rounds: int | None,
@@ -123,15 +92,15 @@ class ServerLoop:
         self._excluded_before = 0  # clients that were excluded when those of this step were drawn
         self._attempts: dict[int, int] = {}  # how often each client was asked since the last step
         self._limits: dict[int, float] = {}  # the longest step allowed, by task under way
-        self._waiting: list[Result] = []
-        self._ended: list[tuple[Result, str, str]] = []  # with status and reason
+        self._waiting: list[contracts.Result] = []
+        self._ended: list[tuple[contracts.Result, str, str]] = []  # with status and reason
         self._absent: dict[int, str] = {}  # clients that no round waits for, when others were asked since the last step
         self._excluded_updates: dict[int, tuple[str, str]] = {}  # status and reason of sound updates that do not count
-        self._notes: list[TableRow] = []
-        self._refusals: list[TableRow] = []
+        self._notes: list[records.TableRow] = []
+        self._refusals: list[records.TableRow] = []
         self._queries = ClientQueries(runtime, work)
         self._completed = CompletedModels(work, self.check.max_examples)
-        self._writer = StepWriter(recorder, checkpoint_every)
+        self._writer = records.StepWriter(recorder, checkpoint_every)
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
@@ -210,7 +179,7 @@ class ServerLoop:
         spending = self._spending
         if spending is None:
             return None
-        if isinstance(self.runtime, StatesRows):
+        if isinstance(self.runtime, contracts.StatesRows):
             spending.learn(self.runtime.stated_rows())
             return spending
         return spending if spending.learn_excluded(self.known - self._excluded_before) else None
@@ -255,24 +224,24 @@ class ServerLoop:
             self._limits[task.id] = self.check.limit(cluster.norm)
         self._requested += len(tasks)
         self._outstanding += len(tasks)
-        sum_request = SumRequest(self._summed, self._limits[tasks[0].id]) if self._summed else None
+        sum_request = contracts.SumRequest(self._summed, self._limits[tasks[0].id]) if self._summed else None
         absent, now = self._masked.absent, self.runtime.now()
         self.runtime.submit([task for task in tasks if task.client not in absent], sum_request)
         for task in tasks:
             if task.client in absent:
                 # as a task that has failed, so that no round waits for it
-                self._take(Result(task, None, now, now, failure=absent[task.client]))
+                self._take(contracts.Result(task, None, now, now, failure=absent[task.client]))
         return True
 
     def _task(
         self,
         client: int,
         vectors: dict[str, Tensor],
-        query: Query | None = None,
+        query: contracts.Query | None = None,
         free: bool = False,
         attempt: int = 0,
         committed: int = 0,
-    ) -> Task:
+    ) -> contracts.Task:
         """Make a task; the first one of a client brings its first private numbers."""
         work = self.work.of(client)
         shared = work.layout.shared
@@ -280,14 +249,14 @@ class ServerLoop:
         if (
             not isinstance(query, KeyQuery)
             and 0 < shared < work.layout.size
-            and client != SERVER_ID
+            and client != contracts.SERVER_ID
             and client not in self.client_pool.initialized
         ):
             vectors["private"] = self.recipe.sharing.initial_private(work.initial[shared:], work.layout, client)
         self._next_id += 1
-        return Task(self._next_id, client, self.version, vectors, query, free, attempt, committed)
+        return contracts.Task(self._next_id, client, self.version, vectors, query, free, attempt, committed)
 
-    def _take(self, result: Result) -> None:
+    def _take(self, result: contracts.Result) -> None:
         """Check one result; keep it for the next step, or record why not and exclude its client."""
         task, update, version = result.task, result.update, self.version
         client = task.client
@@ -307,7 +276,7 @@ class ServerLoop:
             if self.recipe.scheduling.choose != "uniform":
                 self._records.note(result, version)
 
-    def _end(self, result: Result, reason: str) -> None:
+    def _end(self, result: contracts.Result, reason: str) -> None:
         """Record a result that does not count; a client whose result was refused is not asked again.
 
         Numbers that are not finite and steps that are too long are no offence: training can fail, and may not in the
@@ -318,7 +287,7 @@ class ServerLoop:
         self._ended.append((result, "refused" if refused else "absent" if absent else "lost", reason))
         if refused:
             self.client_pool.exclude(result.task.client, reason)
-            self._refusals.append(refusal(result, reason))
+            self._refusals.append(records.refusal(result, reason))
 
     # -- stepping
 
@@ -339,15 +308,15 @@ class ServerLoop:
         rows = []
         for result, count in zip(results, counted, strict=True):
             status, reason = self._excluded_updates.get(result.task.client, ("ok", None))
-            rows.append(result_row(result, self.version, status, reason, count))
-        rows += [result_row(a, self.version, status, reason) for a, status, reason in self._ended]
+            rows.append(records.result_row(result, self.version, status, reason, count))
+        rows += [records.result_row(a, self.version, status, reason) for a, status, reason in self._ended]
         rows += self._queries.take_rows()
         rows += self._absent_rows({row["client"] for row in rows if row["kind"] == "train"})
-        notes = self._notes + refusal_notes(self._refusals + self._queries.take_refusals())
+        notes = self._notes + records.refusal_notes(self._refusals + self._queries.take_refusals())
         self._ended, self._excluded_updates, self._notes, self._refusals, self._absent = [], {}, [], [], {}
         self._requested = self._outstanding = 0
         self._attempts.clear()
-        step = step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
+        step = records.step_row(rows, self.version, self._stepped, self.cluster_models.main.norm)
         if self._masked.loss is not None:
             step["loss"] = self._masked.loss
         self.totals.updates += len(results)
@@ -367,7 +336,7 @@ class ServerLoop:
         self._writer.write(step, rows, notes, self.state if due else None)
         self._evaluate_if_due(over)
 
-    def _counted(self, results: list[Result]) -> tuple[list[Result], list[Counted]]:
+    def _counted(self, results: list[contracts.Result]) -> tuple[list[contracts.Result], list[Counted]]:
         """Step with updates, and return those that were taken and how each counts.
 
         Where a component fails, the update is refused without which it does not.
@@ -413,25 +382,25 @@ class ServerLoop:
 
         return go_back
 
-    def _cohort(self, results: Sequence[Result]) -> Cohort:
+    def _cohort(self, results: Sequence[contracts.Result]) -> contracts.Cohort:
         held = [self.work.counted_of(result.task) for result in results] if self.work.own_models else ()
         return cohort_of(results, self.version, self.work.layout.shared_trained, held)
 
     def _absences(self) -> Mapping[int, str]:
         """Return the clients that the runtime says are absent, with the reasons; none where it knows nothing of it."""
-        return self.runtime.absences() if isinstance(self.runtime, TellsAbsences) else {}
+        return self.runtime.absences() if isinstance(self.runtime, contracts.TellsAbsences) else {}
 
-    def _absent_rows(self, asked: Collection[int]) -> list[TableRow]:
+    def _absent_rows(self, asked: Collection[int]) -> list[records.TableRow]:
         """Return the rows of clients that were not asked in this step because they were absent."""
         rows, now = [], self.runtime.now()
         for client, reason in sorted(self._absent.items()):
             if client not in asked:
                 self._next_id += 1
-                result = Result(Task(self._next_id, client, self.version - 1, {}), None, now, now)
-                rows.append(result_row(result, self.version, "absent", reason))
+                result = contracts.Result(contracts.Task(self._next_id, client, self.version - 1, {}), None, now, now)
+                rows.append(records.result_row(result, self.version, "absent", reason))
         return rows
 
-    def _unmasked(self, results: list[Result]) -> list[Result]:
+    def _unmasked(self, results: list[contracts.Result]) -> list[contracts.Result]:
         """The results that count; none where they were masked and their sum cannot be unmasked."""
         opened, reason = self._masked.unmask(results, self._context)
         if reason is not None:
@@ -459,7 +428,7 @@ class ServerLoop:
         """See `contracts.ServerContext.note`."""
         self._notes.append({"axis": axis, "cluster": cluster, "name": name, "value": value})
 
-    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+    def query(self, requests: Sequence[contracts.QueryRequest]) -> list[contracts.Update | None]:
         """See `contracts.ServerContext.query`."""
         tasks = [self._task(request.client, dict(request.vectors), request.query) for request in requests]
         return self._queries.ask(tasks, self.version + 1)
@@ -479,18 +448,18 @@ class ServerLoop:
 
     def _evaluate(self) -> None:
         """Evaluate models for the report, without bytes and virtual time, since no client needs that to train."""
-        plan, rows = self.evaluation, list[TableRow]()
+        plan, rows = self.evaluation, list[records.TableRow]()
         answers = self.ask_for_report(plan.queries(self.known, self.work.seed))
         for result in answers:
-            rows += score_rows(result, self.version)
+            rows += records.score_rows(result, self.version)
         self.recorder.scores(rows)
-        undefined = undefined_rows(rows, ["loss", *self.work.objective.metrics])
-        self._record_failures(uncounted_rows(answers, self.version) + undefined)
+        undefined = records.undefined_rows(rows, ["loss", *self.work.objective.metrics])
+        self._record_failures(records.uncounted_rows(answers, self.version) + undefined)
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()
-        means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
+        means = records.mean_scores([row for row in rows if row["split"] == records.split_of(plan.query)])
         if self.stop is not None and plan.stopping is not None:
-            judged = mean_scores([row for row in rows if row["split"] == split_of(plan.stopping)])
+            judged = records.mean_scores([row for row in rows if row["split"] == records.split_of(plan.stopping)])
             self.stop.note_means(self.totals, judged, self.work.objective.metric, plan.higher)
         if self.watch is not None:
             self.watch(RoundProgress(self.version, means))
@@ -517,18 +486,18 @@ class ServerLoop:
             outputs, query = query.outputs(answers), query.closer(answers)
         return outputs
 
-    def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
+    def ask_for_report(self, requests: Sequence[tuple[int, contracts.Query]]) -> list[contracts.Result]:
         """The usable answers of clients to queries about their own clusters' models; why others fail is recorded."""
         answers, failed = self._queries.usable_answers([self._asking(*request) for request in requests])
         self._failures.watch(failed, len(requests), self.version)
-        self._record_failures([failure_row(result, reason, self.version) for result, reason in failed])
+        self._record_failures([records.failure_row(result, reason, self.version) for result, reason in failed])
         return answers
 
-    def _record_failures(self, rows: Sequence[TableRow]) -> None:
+    def _record_failures(self, rows: Sequence[records.TableRow]) -> None:
         if rows:
             self.recorder.failures(rows)
 
-    def _asking(self, client: int, query: Query) -> Task:
+    def _asking(self, client: int, query: contracts.Query) -> contracts.Task:
         cluster, models = self.cluster_models.of(client), self.cluster_models.models
         vectors = {"model": self._completed.model(cluster, client)}
         if self.work.choice is not None and len(models) > 1:  # the client may choose between the two
@@ -537,11 +506,11 @@ class ServerLoop:
 
     # -- state
 
-    def state(self) -> Checkpoint:
+    def state(self) -> contracts.Checkpoint:
         """The state that a resumed run needs."""
         models, clients = self.cluster_models.state(), self.runtime.state()
-        outstanding, sent = plain_tasks([*self.client_pool.busy.values()])
-        queued, brought = plain_results(self._queries.queue)
+        outstanding, sent = records.plain_tasks([*self.client_pool.busy.values()])
+        queued, brought = records.plain_results(self._queries.queue)
         values = {
             "version": self.version,
             "next_id": self._next_id,
@@ -558,19 +527,21 @@ class ServerLoop:
             "cluster_models": dict(models.values),
             "runtime": dict(clients.values),
         }
-        return Checkpoint(on_host({**models.tensors, **sent, **brought, **clients.tensors}), values)
+        return contracts.Checkpoint(on_host({**models.tensors, **sent, **brought, **clients.tensors}), values)
 
-    def begin_with(self, taken: Checkpoint) -> None:
+    def begin_with(self, taken: contracts.Checkpoint) -> None:
         """Begin with what a finished run left (`lineage.Inheritance`)."""
-        self.cluster_models.begin_with(Checkpoint(taken.tensors, taken.values["cluster_models"]))
+        self.cluster_models.begin_with(contracts.Checkpoint(taken.tensors, taken.values["cluster_models"]))
         self.client_pool.initialized = set(taken.values["initialized"])
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: contracts.Checkpoint) -> None:
         """Restore what `state` returned."""
         values = checkpoint.values
         # they hold the state of components that is replaced here
         self._contexts.clear()
-        self.cluster_models.restore(Checkpoint(checkpoint.tensors, values["cluster_models"]), values["version"])
+        self.cluster_models.restore(
+            contracts.Checkpoint(checkpoint.tensors, values["cluster_models"]), values["version"]
+        )
         self.version, self._next_id = int(values["version"]), int(values["next_id"])
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
@@ -580,7 +551,7 @@ class ServerLoop:
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}
         for row in values["outstanding"]:
-            self.client_pool.take(whole_task(row, checkpoint.tensors))
+            self.client_pool.take(records.whole_task(row, checkpoint.tensors))
         tasks = {task.id: task for task in self.client_pool.busy.values()}
-        self._queries.queue.extend(whole_result(row, checkpoint.tensors, tasks) for row in values["queued"])
-        self.runtime.restore(Checkpoint(checkpoint.tensors, values["runtime"]), tasks)
+        self._queries.queue.extend(records.whole_result(row, checkpoint.tensors, tasks) for row in values["queued"])
+        self.runtime.restore(contracts.Checkpoint(checkpoint.tensors, values["runtime"]), tasks)

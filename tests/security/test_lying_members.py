@@ -333,7 +333,7 @@ def test_a_run_goes_on_without_a_member_that_lies(
             answer = Update(garbled(name)(dict(answer.vectors)) or {}, 0, 0, {})
         return answer, why
 
-    monkeypatch.setattr("piebald.runtimes.simulation.simulation.replied", lying)
+    monkeypatch.setattr(server_side, "replied", lying)
     recipe = recipes.fedavg(lr=0.1).with_(transforms=[SecureAggregation()])
     clients, model = classified(*itertools.repeat(20, COUNT)), seeded(lambda: torch.nn.Linear(4, 2))
     run = simulate(recipe, clients, model, rounds=3, simulator={"workers": workers})

@@ -17,7 +17,7 @@ from piebald.contracts import SUM, ClientSecrets, Task, Update, server, shown_di
 from piebald.core.errors import SettingError
 from piebald.inference.queries.columns import MaskedSumsQuery
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import masks, server_side, share_checks, transform
+from piebald.privacy.secure_aggregation import key_queries, masks, server_side, share_checks
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, rounding_seed
 from piebald.privacy.secure_aggregation.server_side import SecureRound, masked, replied
@@ -167,7 +167,7 @@ def test_keys_are_for_one_kind_of_rows_and_one_version(base: Task, change: Chang
 def test_without_the_digest_in_the_seeds_the_same_lies_open_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control of the attack, as it was: the sum is the victim's update, whatever signatures say."""
     gullible(monkeypatch)
-    monkeypatch.setattr(transform, "shown_to", lambda *_: bytes(32))
+    monkeypatch.setattr(key_queries, "shown_to", lambda *_: bytes(32))
     made = Shown(shown_to_others(LIES["hidden biases that kill all units"]))
     numbers = made.opened()
     assert not isinstance(numbers, str)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import Floats, Moments, merged
 from piebald.core.targets import IGNORED
+from piebald.data.preparation import column_models
 from piebald.data.preparation.answers import (
     CountsQuestion,
     KindsAnswer,
@@ -36,18 +37,6 @@ from piebald.data.preparation.answers import (
     refuse_long,
     signed_logarithms,
     yeo_johnson,
-)
-from piebald.data.preparation.column_models import (
-    MOST_CATEGORIES,
-    BooleanColumn,
-    CategoryColumn,
-    ClassTarget,
-    Column,
-    DateColumn,
-    Numbers,
-    NumberTarget,
-    NumericColumn,
-    Scale,
 )
 from piebald.data.preparation.columns import are_classes, are_labels, classes_of, in_order, numbers_of
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
@@ -203,17 +192,17 @@ def agree(
             moments_of[column] = [_on_line(moments, *lines[client][column]) for client, moments in each]
     # merged after the change, so that mean and deviation are those of harmonised numbers
     pooled = {part: merged(moments) for part, moments in moments_of.items()}
-    columns: list[Column] = []
+    columns: list[column_models.Column] = []
     learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
     for column, kind in kinds.items():
         if kind == "category":
             named = sorted({word for held in answers for word in held.categories[column].names})
             if not named:
                 left_out[column] = f"no value is in {settings.least_rows} rows"
-            elif len(named) > MOST_CATEGORIES:
+            elif len(named) > column_models.MOST_CATEGORIES:
                 left_out[column] = f"{len(named):,} categories"
             else:
-                columns.append(CategoryColumn(
+                columns.append(column_models.CategoryColumn(
                     name=column, categories=named, coding="one-hot" if len(named) <= settings.one_hot else "embedding",
                     gaps=any(held.categories[column].gaps for held in answers),
                     # a category of one client may be too rare at another, whose rows have it nevertheless
@@ -226,29 +215,31 @@ def agree(
         elif kind == "boolean":
             moments = pooled[column]
             true = round(float(moments.mean[0] * moments.present[0]))
-            columns.append(BooleanColumn(
+            columns.append(column_models.BooleanColumn(
                 # a tie is false, as `SimpleImputer` takes the smaller of two values that are as frequent
                 name=column, gaps=bool(moments.missing[0]), common=2 * true > int(moments.present[0])
             ))  # fmt: skip
         elif kind == "date":
             prefix = f"{column}: "
-            parts: dict[Any, Numbers] = {
+            parts: dict[Any, column_models.Numbers] = {
                 part.removeprefix(prefix): numbers for part, numbers in learnt.items() if part.startswith(prefix)
             }
-            columns.append(DateColumn(
+            columns.append(column_models.DateColumn(
                 name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), forms=forms.get(column, []), values=parts
             ))  # fmt: skip
         else:
-            columns.append(NumericColumn(
+            columns.append(column_models.NumericColumn(
                 name=column, gaps=bool(pooled[column].missing[0]), unit=units[column], values=learnt[column]
             ))  # fmt: skip
     target: Any = None
     if classes is not None:
         refuse_long(classes, f"column {name!r}: the class", "shorten it")
-        target = ClassTarget(name=name, classes=list(classes))
+        target = column_models.ClassTarget(name=name, classes=list(classes))
     elif len(of_target) == len(answers):
         moments = merged(of_target)
-        target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments), scale=of_loss)
+        target = column_models.NumberTarget(
+            name=name, mean=float(moments.mean[0]), deviation=_deviation(moments), scale=of_loss
+        )
         target = target.unscaled() if of_loss == "none" else target
     return Preparation(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
@@ -269,7 +260,7 @@ def _target_scale(chosen: str | None, name: str) -> Literal["standard", "none"] 
 
 def targets_together(
     names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str], clients: Sequence[str]
-) -> NumberTarget:
+) -> column_models.NumberTarget:
     """Return targets that are predicted together: labels as they are, and amounts as standard scores.
 
     Args:
@@ -289,8 +280,12 @@ def targets_together(
         raise SettingError(f"scale in [prepare] must be the same for all targets, got {', '.join(scales)}")
     scale = _target_scale(next(iter(scales), None), names[0])
     moments = merged(Moments.of(np.asarray(rows, dtype=np.float64)) for rows in numbers)
-    columns = [NumberTarget(name=name, mean=float(moments.mean[at]), deviation=_deviation(moments, at), scale=scale)
-               for at, name in enumerate(names)]  # fmt: skip
+    columns = [
+        column_models.NumberTarget(
+            name=name, mean=float(moments.mean[index]), deviation=_deviation(moments, index), scale=scale
+        )
+        for index, name in enumerate(names)
+    ]
     target = columns[0].model_copy(update={"others": columns[1:]})
     labels = all(are_labels(rows) for rows in numbers)
     return target.unscaled() if labels or scale == "none" else target
@@ -347,7 +342,7 @@ def _on_line(moments: Moments, slope: float, offset: float) -> Moments:
     return replace(moments, mean=slope * moments.mean + offset, scatter=slope**2 * moments.scatter)
 
 
-class _Numbers(dict[str, Numbers]):
+class _Numbers(dict[str, column_models.Numbers]):
     """What is learnt of columns of numbers, by the names of parsed columns."""
 
     def __init__(
@@ -372,7 +367,7 @@ class _Numbers(dict[str, Numbers]):
         ranges = dict[str, list[float]]()
         for name in names:
             values, error = order_statistics[name]
-            scale: Scale = question.scale.get(name, "standard")
+            scale: column_models.Scale = question.scale.get(name, "standard")
             # the middle is the level 0.5, of 101 levels as of one
             median = float(values[len(values) // 2])
             low, high = float(values[len(values) // 20]), float(values[-1 - len(values) // 20])
@@ -383,11 +378,11 @@ class _Numbers(dict[str, Numbers]):
                 filled = _filled(pooled[name], math.log1p(median) if scale == "log" else median)
                 self[name] = _scores(median, filled, error, scale=scale, range=ranges[name])
             elif scale == "rank":
-                self[name] = Numbers(
+                self[name] = column_models.Numbers(
                     median=median, scale=scale, quantiles=values.tolist(), error=error, range=ranges[name]
                 )
             elif scale == "none":
-                self[name] = Numbers(median=median, scale=scale, error=error, range=ranges[name])
+                self[name] = column_models.Numbers(median=median, scale=scale, error=error, range=ranges[name])
         powers = {name: order_statistics[name] for name in names if question.scale.get(name) == "power"}
         for name, (exponent, step, moments) in _powers(ask, question, pooled, powers).items():
             values, error = powers[name]
@@ -410,8 +405,10 @@ def _unlogged(
             for name in names}  # fmt: skip
 
 
-def _scores(median: float, moments: Moments, error: float, **fields: Any) -> Numbers:
-    return Numbers(median=median, mean=float(moments.mean[0]), deviation=_deviation(moments), error=error, **fields)
+def _scores(median: float, moments: Moments, error: float, **fields: Any) -> column_models.Numbers:
+    return column_models.Numbers(
+        median=median, mean=float(moments.mean[0]), deviation=_deviation(moments), error=error, **fields
+    )
 
 
 def _filled(moments: Moments, filler: float) -> Moments:

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from piebald.core.arguments import checked
+from piebald.core.discovery import imported
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Reference
-from piebald.data.sets.breast_cancer import breast_cancer
-from piebald.data.sets.census import census
-from piebald.data.sets.cifar10 import cifar10
-from piebald.data.sets.cifar100 import cifar100
-from piebald.data.sets.credit import credit
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.digits import digits
-from piebald.data.sets.fashion_mnist import fashion_mnist
-from piebald.data.sets.femnist import femnist
-from piebald.data.sets.har import har
-from piebald.data.sets.mnist import mnist
-from piebald.data.sets.mnist_writers import mnist_writers
-from piebald.data.sets.office_caltech10 import office_caltech10
-from piebald.data.sets.speech_commands import speech_commands
-from piebald.data.sets.traffic import traffic
 from piebald.settings import plugins
 
-_LOADERS: dict[str, Callable[[], DataSet]] = {
-    "breast_cancer": breast_cancer,
-    "census": census,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "credit": credit,
-    "digits": digits,
-    "fashion_mnist": fashion_mnist,
-    "femnist": femnist,
-    "har": har,
-    "mnist": mnist,
-    "mnist_writers": mnist_writers,
-    "office_caltech10": office_caltech10,
-    "speech_commands": speech_commands,
-    "traffic": traffic,
-}
-
+_NAMES = (  # each is a function in a module of its name
+    "breast_cancer", "census", "cifar10", "cifar100", "credit", "digits", "fashion_mnist", "femnist", "har", "mnist",
+    "mnist_writers", "office_caltech10", "speech_commands", "traffic",
+)  # fmt: skip
 _ELSEWHERE = {  # names of other programs
     "emnist": "femnist has EMNIST's letters and digits by writer",
     "fmnist": "fashion_mnist",
@@ -52,7 +24,7 @@ _ELSEWHERE = {  # names of other programs
 
 def names() -> list[str]:
     """Names of all data sets, sorted; some need prepared files."""
-    return sorted(_LOADERS)
+    return sorted(_NAMES)
 
 
 @checked
@@ -75,10 +47,11 @@ def load(name: str) -> DataSet:
 
 def named(name: str) -> DataSet:
     """`load`, where a name is one of `names()` or a reference, and other text names nothing."""
-    if name in _LOADERS:
-        return _LOADERS[name]()
+    if name in _NAMES:
+        made: DataSet = getattr(imported(f"piebald.data.sets.{name}"), name)()
+        return made
     if not isinstance(name, Reference):
-        raise unknown("data set", name, _LOADERS, _ELSEWHERE)
+        raise unknown("data set", name, _NAMES, _ELSEWHERE)
     value = plugins.call(name, "data set")
     if not isinstance(value, DataSet):
         raise SettingError(f"data set {name!r} must be a function that returns a DataSet, got {type(value).__name__}")

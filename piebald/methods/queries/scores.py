@@ -9,25 +9,13 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import (
-    WEIGHT,
-    ClientContext,
-    Personalizes,
-    Query,
-    ResultForm,
-    Rows,
-    Split,
-    TrainInput,
-    TrainOutput,
-    Trains,
-    Update,
-)
+from piebald import contracts
 from piebald.contracts.data import ModelSpec
 from piebald.core.metrics import SHARES
 from piebald.core.targets import TargetDomain
 
 
-class ScoringQuery(Query):
+class ScoringQuery(contracts.Query):
     """Base class of questions about a model on the rows of one split.
 
     Attributes:
@@ -36,19 +24,19 @@ class ScoringQuery(Query):
 
     axis = "query"  # a base class, not a question
 
-    split: Split = "test"
+    split: contracts.Split = "test"
 
-    def rows_read(self, personal: bool) -> set[Split]:
+    def rows_read(self, personal: bool) -> set[contracts.Split]:
         return {self.split, "train"} if personal else {self.split}
 
     def most_asked(self, hides: bool) -> int:
         return 10 if hides else 100
 
-    def fewest_rows(self, answer: Update) -> int | None:
+    def fewest_rows(self, answer: contracts.Update) -> int | None:
         return answer.examples or None
 
     @staticmethod
-    def influence_on_shares(rows: Rows, *models: str) -> Mapping[str, float]:
+    def influence_on_shares(rows: contracts.Rows, *models: str) -> Mapping[str, float]:
         """By how much one row changes the means that models are scored by, see `Query.row_influence`."""
         if rows.weight is not None:  # of which nobody knows how large it could be in another row
             return {}
@@ -56,18 +44,18 @@ class ScoringQuery(Query):
         return {f"{model}/{name}": 1 / counted for model in models for name in SHARES}
 
 
-def used_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> Tensor:
+def used_model(inputs: contracts.TrainInput, context: contracts.ClientContext, trainer: contracts.Trains) -> Tensor:
     """Return the models [c, p] that clients use: their personal ones where they have some, else the global one."""
-    return trainer.personalize(inputs, context) if isinstance(trainer, Personalizes) else inputs.model
+    return trainer.personalize(inputs, context) if isinstance(trainer, contracts.Personalizes) else inputs.model
 
 
-def row_losses(model: Tensor, context: ClientContext, split: Split) -> Any:
+def row_losses(model: Tensor, context: contracts.ClientContext, split: contracts.Split) -> Any:
     """Return the losses of all rows of a stack's clients, an array [n, 1]."""
     losses, _ = context.row_losses(model, split)
     return losses[~losses.isnan()].abs().double().cpu().numpy()[:, None]  # NaN is padding
 
 
-def weight_metric(context: ClientContext, split: Split) -> dict[str, Tensor]:
+def weight_metric(context: contracts.ClientContext, split: contracts.Split) -> dict[str, Tensor]:
     """Return by `WEIGHT` how much each client's rows count in averages, nothing where by their number.
 
     Raises:
@@ -77,10 +65,10 @@ def weight_metric(context: ClientContext, split: Split) -> dict[str, Tensor]:
     if weights is not None and context.disclosure is not None:
         held = [rows.weight for rows in context.rows(split) if rows.weight is not None]
         context.disclosure.check([part.double().cpu().numpy()[:, None] for part in held], dominance_only=True)
-    return {} if weights is None else {WEIGHT: weights}
+    return {} if weights is None else {contracts.WEIGHT: weights}
 
 
-def even_losses(model: Tensor, context: ClientContext, split: Split) -> bool:
+def even_losses(model: Tensor, context: contracts.ClientContext, split: contracts.Split) -> bool:
     """Return whether the site's rules of disclosure allow to tell the sum of the rows' losses."""
     if context.disclosure is None:
         return True
@@ -101,14 +89,16 @@ class Evaluate(ScoringQuery):
 
     personal: bool = True
 
-    def rows_read(self, personal: bool) -> set[Split]:
+    def rows_read(self, personal: bool) -> set[contracts.Split]:
         return super().rows_read(personal and self.personal)
 
-    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+    def answer(
+        self, inputs: contracts.TrainInput, context: contracts.ClientContext, trainer: contracts.Trains
+    ) -> contracts.TrainOutput:
         # beside private layers the shared ones are no model by themselves
         whole = inputs.shared == inputs.model.shape[-1]
         models = {"global": inputs.model} if whole else {}
-        if self.personal and (isinstance(trainer, Personalizes) or not whole):
+        if self.personal and (isinstance(trainer, contracts.Personalizes) or not whole):
             models["personal"] = used_model(inputs, context, trainer)
         metrics = {}
         for name, model in models.items():
@@ -119,15 +109,15 @@ class Evaluate(ScoringQuery):
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
         return inputs.answered(metrics=metrics | weight_metric(context, self.split))
 
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+    def answer_form(self, spec: ModelSpec, rows: Mapping[contracts.Split, int]) -> contracts.ResultForm:
         metrics = ("loss", *spec.objective.metrics)
         names = {f"{model}/{metric}" for model in ("global", "personal") for metric in metrics}
-        return ResultForm({}, {*names, WEIGHT}, rows[self.split], 0)
+        return contracts.ResultForm({}, {*names, contracts.WEIGHT}, rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 200 if hides else 1000
 
-    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+    def row_influence(self, rows: contracts.Rows) -> Mapping[str, float] | None:
         return self.influence_on_shares(rows, "global", "personal")
 
 
@@ -142,10 +132,12 @@ class Validate(ScoringQuery):
             0 asks for the mean loss instead, for tasks without classes.
     """
 
-    split: Split = "validation"
+    split: contracts.Split = "validation"
     classes: int = Field(default=0, ge=0)
 
-    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+    def answer(
+        self, inputs: contracts.TrainInput, context: contracts.ClientContext, trainer: contracts.Trains
+    ) -> contracts.TrainOutput:
         if not self.classes:
             scores, rows = context.score(inputs.model, self.split)
             if context.disclosure is not None:
@@ -156,18 +148,18 @@ class Validate(ScoringQuery):
         matrix = context.confusion(inputs.model, self.split).flatten(1)
         return inputs.answered(vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)})
 
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+    def answer_form(self, spec: ModelSpec, rows: Mapping[contracts.Split, int]) -> contracts.ResultForm:
         # as many counts as the model has outputs allow: the query cannot choose how many a site sends
         vectors = {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
-        return ResultForm(vectors, () if self.classes else ("loss", WEIGHT), rows[self.split], 0)
+        return contracts.ResultForm(vectors, () if self.classes else ("loss", contracts.WEIGHT), rows[self.split], 0)
 
     def most_asked(self, hides: bool) -> int:
         return 200 if hides else 5000  # voters judge the model of each cluster, or of each client, in a round
 
-    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+    def row_influence(self, rows: contracts.Rows) -> Mapping[str, float] | None:
         return {"confusion": math.sqrt(2)} if self.classes else {}  # it leaves one cell for another
 
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+    def reject_reason(self, answer: contracts.Update, spec: ModelSpec) -> str | None:
         if not self.classes:
             return None if "loss" in answer.metrics else "sent no loss"
         return matrix_reason(answer, self.classes)
@@ -189,29 +181,31 @@ class Confusion(ScoringQuery):
 
     classes: int = Field(ge=2)
 
-    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+    def answer(
+        self, inputs: contracts.TrainInput, context: contracts.ClientContext, trainer: contracts.Trains
+    ) -> contracts.TrainOutput:
         model = used_model(inputs, context, trainer)
         matrix = context.confusion(model, self.split).flatten(1)
         return inputs.answered(vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)})
 
-    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+    def answer_form(self, spec: ModelSpec, rows: Mapping[contracts.Split, int]) -> contracts.ResultForm:
         # no more counts than the model has outputs for, whatever number the query brings
-        return ResultForm({"confusion": (math.prod(spec.outputs) ** 2,)}, (), rows[self.split], 0)
+        return contracts.ResultForm({"confusion": (math.prod(spec.outputs) ** 2,)}, (), rows[self.split], 0)
 
-    def fewest_rows(self, answer: Update) -> int | None:
+    def fewest_rows(self, answer: contracts.Update) -> int | None:
         held = answer.vectors["confusion"]
         # an empty cell tells of nobody: policies limit the smallest count that is there
         held = held[held > 0]
         return int(held.min()) if len(held) else None
 
-    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+    def row_influence(self, rows: contracts.Rows) -> Mapping[str, float] | None:
         return {"confusion": math.sqrt(2)}  # it leaves one cell for another
 
-    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+    def reject_reason(self, answer: contracts.Update, spec: ModelSpec) -> str | None:
         return matrix_reason(answer, self.classes)
 
 
-def matrix_reason(answer: Update, classes: int) -> str | None:
+def matrix_reason(answer: contracts.Update, classes: int) -> str | None:
     """Return why an answer does not carry a confusion matrix of as many rows as it says, or None."""
     matrix = answer.vectors.get("confusion")
     if matrix is None or tuple(matrix.shape) != (classes**2,):
@@ -225,7 +219,7 @@ def matrix_reason(answer: Update, classes: int) -> str | None:
     return None
 
 
-def counted(version: int, client: int, model: str, split: Split, matrix: Tensor) -> list[dict[str, Any]]:
+def counted(version: int, client: int, model: str, split: contracts.Split, matrix: Tensor) -> list[dict[str, Any]]:
     """An answer as rows of the table `confusion` of a run folder, one for each number that is not 0.
 
     Args:

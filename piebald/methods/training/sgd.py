@@ -8,22 +8,7 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from piebald.contracts import (
-    PLAIN_PASSES,
-    PLAIN_STEP,
-    Batches,
-    ClientContext,
-    LocalLoss,
-    LocalStep,
-    PassSettings,
-    Precision,
-    SgdConfig,
-    SgdOutcome,
-    StateVector,
-    StepContext,
-    TrainInput,
-    TrainOutput,
-)
+from piebald import contracts
 from piebald.contracts.data import ModelSpec
 from piebald.contracts.training import batch_count
 from piebald.core.client_models import idle_pattern_reason
@@ -36,7 +21,7 @@ from piebald.methods.training.optimizers import Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
 from piebald.methods.training.schedules import Constant, ConstantStepSchedule, LrSchedule, StepSchedule
 
-_LOSS_SCALE = PLAIN_PASSES.loss_scale
+_LOSS_SCALE = contracts.PLAIN_PASSES.loss_scale
 
 
 class SgdSettings(TypedDict, total=False):
@@ -48,7 +33,7 @@ class SgdSettings(TypedDict, total=False):
     epochs: int
     steps: int | None
     batch: int
-    batches: Batches
+    batches: contracts.Batches
     momentum: float
     keep_momentum: bool
     weight_decay: float
@@ -57,7 +42,7 @@ class SgdSettings(TypedDict, total=False):
     optimizer_state: Literal["fresh", "kept", "averaged"]
     parameter_groups: Sequence[ParameterGroup | Mapping[str, Any]]
     augmentation: Sequence[Augmentation | Mapping[str, Any] | str | Callable[..., Any]]
-    precision: Precision
+    precision: contracts.Precision
     loss_scale: float
     accumulate: int
     checkpointing: str | Sequence[str]
@@ -130,7 +115,7 @@ class Sgd(Trainer):
     steps: int | None = Field(default=None, ge=1)
     step_limit: int | None = Field(default=None, ge=1)
     batch: int = Field(default=20, ge=1)
-    batches: Batches = "equal"
+    batches: contracts.Batches = "equal"
     momentum: float = Field(default=0.0, ge=0, lt=1)
     keep_momentum: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
@@ -141,7 +126,7 @@ class Sgd(Trainer):
     parameter_groups: ParameterGroups = ()
     augmentation: tuple[Augmentation, ...] = ()
 
-    precision: Precision = "float32"
+    precision: contracts.Precision = "float32"
     loss_scale: float = Field(default=_LOSS_SCALE, gt=0)
     accumulate: int = Field(default=1, ge=1)
     checkpointing: CheckpointedLayers = ()
@@ -199,14 +184,14 @@ class Sgd(Trainer):
         return self
 
     @property
-    def passes(self) -> PassSettings:
+    def passes(self) -> contracts.PassSettings:
         """The settings by which the gradient of a step is computed."""
-        return PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
+        return contracts.PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
 
     @property
-    def local_step(self) -> LocalStep:
+    def local_step(self) -> contracts.LocalStep:
         """The rows that a step sees and the direction in which it goes; methods override it."""
-        return PLAIN_STEP
+        return contracts.PLAIN_STEP
 
     @property
     def step_rows(self) -> int:
@@ -234,7 +219,7 @@ class Sgd(Trainer):
         return not self.overrides(Sgd.train, Sgd.run_sgd, Sgd.sgd_config, Sgd.start_state, Sgd.output)
 
     @property
-    def state_vectors(self) -> tuple[StateVector, ...]:
+    def state_vectors(self) -> tuple[contracts.StateVector, ...]:
         """The vectors that the optimizer keeps."""
         return self.optimizer.state_vectors(self.momentum)
 
@@ -285,11 +270,11 @@ class Sgd(Trainer):
         return optimizer_state.zero_state(self.state_vectors, shared) if averaged else {}
 
     def update_server_vectors(
-        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
+        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: contracts.StepContext
     ) -> dict[str, Tensor]:
         return optimizer_state.average(self.state_vectors, vectors, means)
 
-    def start_state(self, inputs: TrainInput) -> Mapping[str, Tensor]:
+    def start_state(self, inputs: contracts.TrainInput) -> Mapping[str, Tensor]:
         """The optimizer's state at the beginning of a task; empty for a new one."""
         if self.optimizer_state == "kept":
             return optimizer_state.kept_start(self.state_vectors, inputs)
@@ -298,7 +283,7 @@ class Sgd(Trainer):
         # other state of a client belongs to a method, not to the optimizer
         return {name: vector for name, vector in inputs.state.items() if name == "velocity"}
 
-    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+    def train(self, inputs: contracts.TrainInput, context: contracts.ClientContext) -> contracts.TrainOutput:
         return self.output(self.run_sgd(inputs, context))
 
     def min_steps(self, examples: int) -> int:
@@ -323,14 +308,14 @@ class Sgd(Trainer):
 
     def run_sgd(
         self,
-        inputs: TrainInput,
-        context: ClientContext,
+        inputs: contracts.TrainInput,
+        context: contracts.ClientContext,
         *,
         prox: float = 0.0,
         correction: Tensor | None = None,
-        local_loss: LocalLoss | None = None,
+        local_loss: contracts.LocalLoss | None = None,
         own: Mapping[str, Tensor] | None = None,
-    ) -> SgdOutcome:
+    ) -> contracts.SgdOutcome:
         """Run SGD from the model that was sent, see `contracts.ClientContext.run_sgd`; `prox` draws to that model."""
         return context.run_sgd(
             inputs.model,
@@ -343,9 +328,9 @@ class Sgd(Trainer):
             own=own,
         )
 
-    def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
+    def sgd_config(self, inputs: contracts.TrainInput, epochs: int | None = None) -> contracts.SgdConfig:
         """These settings, with the learning rates that the tasks' versions mean and perhaps other epochs."""
-        return SgdConfig(
+        return contracts.SgdConfig(
             lr=self.rate(inputs),
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -365,13 +350,13 @@ class Sgd(Trainer):
             step=self.local_step,
         )
 
-    def rate(self, inputs: TrainInput) -> float | Tensor:
+    def rate(self, inputs: contracts.TrainInput) -> float | Tensor:
         """The learning rate: one number where all clients of the stack have one version, else [c, 1]."""
         rates = [self.lr * self.lr_schedule.factor(version) for version in inputs.versions]
         # a number where it can be one: kernels that step in one pass over memory take no vector of rates
         return rates[0] if len(set(rates)) == 1 else inputs.model.new_tensor(rates).unsqueeze(1)
 
-    def output(self, end: SgdOutcome, **more: dict[str, Tensor]) -> TrainOutput:
+    def output(self, end: contracts.SgdOutcome, **more: dict[str, Tensor]) -> contracts.TrainOutput:
         """Return the output of training; `more` adds state and vectors."""
         state, vectors = dict(more.get("state", {})), dict(more.get("vectors", {}))
         if self.momentum and self.keep_momentum and "velocity" in end.state:
@@ -385,4 +370,4 @@ class Sgd(Trainer):
             # what belongs to private layers has no average and stays with the client
             if end.model.shape[-1] > end.shared:
                 state |= optimizer_state.named(end.state, start=end.shared)
-        return TrainOutput(end.model, end.steps, vectors=vectors, state=state, metrics={"loss": end.loss})
+        return contracts.TrainOutput(end.model, end.steps, vectors=vectors, state=state, metrics={"loss": end.loss})

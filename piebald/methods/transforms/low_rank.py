@@ -14,20 +14,13 @@ from torch import Tensor
 from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import Layout
 from piebald.core.randomness import generator
+from piebald.methods.transforms import compression
 from piebald.methods.transforms.bit_fields import Bytes
-from piebald.methods.transforms.compression import (
-    COMPRESSION,
-    Numbers,
-    WireContext,
-    WithErrorFeedback,
-    as_bytes,
-    as_floats,
-)
 
-BASIS = f"{COMPRESSION}basis"
+BASIS = f"{compression.COMPRESSION}basis"
 
 
-class LowRank(WithErrorFeedback):
+class LowRank(compression.WithErrorFeedback):
     """Send a product of two thin matrices for each weight matrix (PowerSGD; Vogels et al. 2019, algorithm 1).
 
     The change M [n, m] of a weight is sent as P [n, r] and Q [m, r]: one step of subspace iteration from the client's
@@ -57,9 +50,9 @@ class LowRank(WithErrorFeedback):
         return super().initial_state(spec) | {BASIS: torch.from_numpy(basis)}
 
     def encode(
-        self, wanted: Numbers, state: Mapping[str, Tensor], context: WireContext
+        self, wanted: compression.Numbers, state: Mapping[str, Tensor], context: compression.WireContext
     ) -> tuple[Bytes, Mapping[str, Tensor]]:
-        basis, at, parts, bases = state[BASIS].numpy(), 0, list[Numbers](), list[Numbers]()
+        basis, at, parts, bases = state[BASIS].numpy(), 0, list[compression.Numbers](), list[compression.Numbers]()
         whole = np.ones(context.trained, dtype=bool)
         for matrix in _matrices(context.layout, self.rank):
             change = wanted[matrix.span].reshape(matrix.rows, matrix.columns).astype(np.float64)
@@ -73,10 +66,10 @@ class LowRank(WithErrorFeedback):
             parts += [basis_left.ravel(), right.ravel()]
             bases.append(right.ravel())
             at, whole[matrix.span] = at + right.size, False
-        return as_bytes(np.concatenate([*parts, wanted[whole]])), {BASIS: torch.from_numpy(_joined(bases))}
+        return compression.as_bytes(np.concatenate([*parts, wanted[whole]])), {BASIS: torch.from_numpy(_joined(bases))}
 
-    def decode(self, body: Bytes, context: WireContext) -> Numbers:
-        numbers, at, change = as_floats(body), 0, np.zeros(context.trained, dtype=np.float32)
+    def decode(self, body: Bytes, context: compression.WireContext) -> compression.Numbers:
+        numbers, at, change = compression.as_floats(body), 0, np.zeros(context.trained, dtype=np.float32)
         matrices, whole = _matrices(context.layout, self.rank), np.ones(context.trained, dtype=bool)
         for matrix in matrices:
             whole[matrix.span] = False
@@ -114,5 +107,5 @@ def _matrices(layout: Layout, rank: int) -> list[_Matrix]:
     return matrices
 
 
-def _joined(parts: list[Numbers]) -> Numbers:
+def _joined(parts: list[compression.Numbers]) -> compression.Numbers:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)

@@ -14,28 +14,7 @@ from torch import Tensor
 
 from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest, Split
 from piebald.core.errors import Declined
-from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.key_queries import (
-    BOTH,
-    BOX,
-    BOXES,
-    COMMITMENTS,
-    DIGESTS,
-    PROOF,
-    PUBLISHED,
-    SENDERS,
-    SHARES,
-    SIGNED,
-    AdvertiseKeys,
-    CommitKeys,
-    ShareKeys,
-    commitment,
-    dispute_claim,
-    key_claim,
-    round_digest,
-    share_digest,
-    share_digests,
-)
+from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.masks import (
     CONTEXT,
     KEYS,
@@ -107,7 +86,7 @@ class ExchangedKeys:
         """Return whether a share is the one that its owner has published a digest of."""
         published = self.sent[owner].published[holder]
         digest = published[: masks.KEY] if which == "masks" else published[masks.KEY :]
-        return share_digest(share, which, self.graph, owner, holder) == digest
+        return key_queries.share_digest(share, which, self.graph, owner, holder) == digest
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Go on without some clients."""
@@ -138,8 +117,11 @@ def exchange_keys(
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
     # with the signatures, since clients must check one another's keys and not believe the server
-    vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
-    answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
+    vectors = {
+        **graph.vectors(),
+        key_queries.SIGNED: torch.cat([public_keys[client][key_queries.SIGNED] for client in members]),
+    }
+    answers = asked(context, key_queries.ShareKeys(), dict.fromkeys(members, vectors))
     keys = ExchangedKeys(graph, {}, unbalanced=unbalanced)
     for client, answer in answers.items():
         shares = _sent(graph, client, answer)
@@ -170,12 +152,12 @@ def _keys(
     `unbalanced`.
     """
     remaining = sorted(clients)
-    query = AdvertiseKeys(version=about.version, splits=about.splits)
+    query = key_queries.AdvertiseKeys(version=about.version, splits=about.splits)
     while remaining:
-        answers = asked(context, CommitKeys(), {client: {} for client in remaining})
-        promised = {client: texts(answers[client][COMMITMENTS], masks.KEY)[0] for client in sorted(answers)}
-        digest = round_digest(about.version, about.splits, [*promised], [*promised.values()], about.work)
-        vectors = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
+        answers = asked(context, key_queries.CommitKeys(), {client: {} for client in remaining})
+        promised = {client: texts(answers[client][key_queries.COMMITMENTS], masks.KEY)[0] for client in sorted(answers)}
+        digest = key_queries.round_digest(about.version, about.splits, [*promised], [*promised.values()], about.work)
+        vectors = {MEMBERS: numbers([*promised]), key_queries.COMMITMENTS: rows([*promised.values()], masks.KEY)}
         public_keys = _sound(asked(context, query, dict.fromkeys(promised, vectors)), promised, digest, context)
         if about.splits:  # training shortens what counts too much, answers cannot be shortened
             together = settings.balanced({client: sizes_in(answer[SIZES])[0] for client, answer in public_keys.items()})
@@ -193,12 +175,12 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], digest: bytes, conte
     sound = {}
     for client, answer in answers.items():
         public, size = texts(answer[KEYS], 2 * masks.KEY)[0], sizes_in(answer[SIZES])[0]
-        signature = texts(answer[SIGNED], SIGNATURE)[0]
+        signature = texts(answer[key_queries.SIGNED], SIGNATURE)[0]
         if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")
-        elif commitment(public) != promised[client]:
+        elif key_queries.commitment(public) != promised[client]:
             context.exclude_client(client, "it showed other keys than those that it had committed to")
-        elif not context.check_signature(client, key_claim(client, public, digest, size), signature):
+        elif not context.check_signature(client, key_queries.key_claim(client, public, digest, size), signature):
             context.exclude_client(client, "its keys are not signed by it for this sum")
         else:
             sound[client] = answer
@@ -210,8 +192,15 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], digest: bytes, conte
 
 def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> SentShares | str:
     """Return what a client sent of its secrets, or what is wrong with it."""
-    boxes, published = texts(answer[SHARES], BOX), texts(answer[PUBLISHED], DIGESTS)
-    readers, holders, proofs = graph.neighbours[client], graph.holders(client), texts(answer[PROOF], masks.KEY)
+    boxes, published = (
+        texts(answer[key_queries.SHARES], key_queries.BOX),
+        texts(answer[key_queries.PUBLISHED], key_queries.DIGESTS),
+    )
+    readers, holders, proofs = (
+        graph.neighbours[client],
+        graph.holders(client),
+        texts(answer[key_queries.PROOF], masks.KEY),
+    )
     if (len(boxes), len(published), len(proofs)) != (len(readers), len(holders), 1):
         return f"it sent shares for {len(boxes)} neighbours of {len(readers)}, {len(published)} digests of them"
     return SentShares(dict(zip(readers, boxes, strict=True)), dict(zip(holders, published, strict=True)), proofs[0])
@@ -243,7 +232,7 @@ def _show(keys: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], cont
         sender: {
             CONTEXT: rows([keys.graph.context], masks.KEY),
             READERS: numbers([*signed]),
-            SIGNED: rows([*signed.values()], SIGNATURE),
+            key_queries.SIGNED: rows([*signed.values()], SIGNATURE),
         }
         for sender, signed in disputes.items()
     }
@@ -251,7 +240,7 @@ def _show(keys: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], cont
     # whoever shows nothing leaves: its holder could not help to open its masks
     gone = disputes.keys() - answers.keys()
     for sender, answer in answers.items():
-        shares = texts(answer[SHARES], BOTH)
+        shares = texts(answer[key_queries.SHARES], key_queries.BOTH)
         if fault := _shown(keys, sender, [*disputes[sender]], shares):
             context.exclude_client(sender, fault)
             gone.add(sender)
@@ -262,9 +251,11 @@ def _to_check(keys: ExchangedKeys, reader: int) -> Mapping[str, Tensor]:
     partners = keys.partners(reader)
     return {
         CONTEXT: rows([keys.graph.context], masks.KEY),
-        SENDERS: numbers(sorted(keys.sent)),
-        BOXES: rows([keys.sent[partner].boxes[reader] for partner in partners], BOX),
-        PUBLISHED: rows([keys.sent[partner].published[reader] for partner in partners], DIGESTS),
+        key_queries.SENDERS: numbers(sorted(keys.sent)),
+        key_queries.BOXES: rows([keys.sent[partner].boxes[reader] for partner in partners], key_queries.BOX),
+        key_queries.PUBLISHED: rows(
+            [keys.sent[partner].published[reader] for partner in partners], key_queries.DIGESTS
+        ),
     }
 
 
@@ -275,12 +266,12 @@ def _disputed(
     partners, verdicts = keys.partners(reader), texts(answer[DISPUTED], 1)
     # not strict: a wrong length is this client's fault and must exclude it, not end the sum
     against = [partner for partner, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
-    signed = texts(answer[SIGNED], SIGNATURE)
+    signed = texts(answer[key_queries.SIGNED], SIGNATURE)
     if len(verdicts) != len(partners) or len(signed) != len(against):
         return f"it judged {len(verdicts)} shares of {len(partners)}, with {len(signed)} signatures"
     for sender, signature in zip(against, signed, strict=True):
         sent = keys.sent[sender]
-        claim = dispute_claim(keys.graph, sender, reader, sent.boxes[reader], sent.published[reader])
+        claim = key_queries.dispute_claim(keys.graph, sender, reader, sent.boxes[reader], sent.published[reader])
         if not context.check_signature(reader, claim, signature):
             return f"it did not sign that it disputes the shares of client {sender}"
     return dict(zip(against, signed, strict=True))
@@ -291,7 +282,7 @@ def _shown(keys: ExchangedKeys, sender: int, readers: Sequence[int], shares: Seq
     if len(shares) != len(readers):
         return f"it showed {len(shares)} shares of {len(readers)} that their holders dispute"
     for reader, both in zip(readers, shares, strict=True):
-        if share_digests(both, keys.graph, sender, reader) != keys.sent[sender].published[reader]:
+        if key_queries.share_digests(both, keys.graph, sender, reader) != keys.sent[sender].published[reader]:
             return f"it sent client {reader} other shares than it has published digests of"
     # in a second loop, so that a client with one wrong share leaves none of its others behind
     for reader, both in zip(readers, shares, strict=True):

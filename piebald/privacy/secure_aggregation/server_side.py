@@ -36,7 +36,7 @@ from piebald.core.errors import Declined
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key
 from piebald.methods.client_work import ClientWork
-from piebald.privacy.secure_aggregation import key_queries, masks
+from piebald.privacy.secure_aggregation import key_queries, masks, share_checks
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_queries import (
     BOTH,
@@ -50,14 +50,6 @@ from piebald.privacy.secure_aggregation.key_queries import (
     survivor_claim,
 )
 from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, MasksOverGraph, numbers, rows, texts
-from piebald.privacy.secure_aggregation.share_checks import (
-    SHOWN,
-    SHOWN_BY,
-    SIGNERS,
-    SURVIVORS,
-    ConfirmSurvivors,
-    Unmasking,
-)
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
@@ -143,8 +135,8 @@ class SecureRound:
         return {
             CONTEXT: rows([exchanged.graph.context], masks.KEY),
             SENDERS: numbers(sorted(exchanged.sent)),
-            SHOWN_BY: numbers(sorted(shown)),
-            SHOWN: rows([shown[owner] for owner in sorted(shown)], BOTH),
+            share_checks.SHOWN_BY: numbers(sorted(shown)),
+            share_checks.SHOWN: rows([shown[owner] for owner in sorted(shown)], BOTH),
         }
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
@@ -175,8 +167,8 @@ class SecureRound:
             Declined: they are too few.
         """
         graph = exchanged.graph
-        vectors = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
-        answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, vectors))
+        vectors = {CONTEXT: rows([graph.context], masks.KEY), share_checks.SURVIVORS: numbers(arrived)}
+        answers = asked(context, share_checks.ConfirmSurvivors(), dict.fromkeys(arrived, vectors))
         signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
@@ -205,13 +197,13 @@ class SecureRound:
         graph, present = exchanged.graph, {*arrived}
         vectors = {
             CONTEXT: rows([graph.context], masks.KEY),
-            SURVIVORS: numbers(arrived),
-            SIGNERS: numbers(sorted(signed)),
+            share_checks.SURVIVORS: numbers(arrived),
+            share_checks.SIGNERS: numbers(sorted(signed)),
             SIGNED: rows([signed[client].signature for client in sorted(signed)], SIGNATURE),
             DIGEST: rows([signed[client].shown for client in sorted(signed)], masks.KEY),
         }
         shares: Shares = {}
-        for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
+        for holder, answer in asked(context, share_checks.Unmasking(), dict.fromkeys(arrived, vectors)).items():
             # the order in which a client gives them (`share_checks._shares`): shares travel without names
             owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], key_queries.BYTES)
             if len(owners) != len(parts):

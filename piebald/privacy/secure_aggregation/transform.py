@@ -29,18 +29,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from piebald.contracts import (
-    LARGEST_MEMBER,
-    SUM,
-    WEIGHT,
-    ClientSecrets,
-    KeyAgreement,
-    ServerContext,
-    SumDemands,
-    Task,
-    Update,
-    task_digest,
-)
+from piebald import contracts
 from piebald.contracts.component import Component, RecipeComponents, build
 from piebald.contracts.data import ModelSpec
 from piebald.core.errors import Declined, SettingError
@@ -53,21 +42,8 @@ from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
-from piebald.privacy.secure_aggregation import masks
+from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
-from piebald.privacy.secure_aggregation.key_queries import (
-    DIGEST,
-    MASKED,
-    SENDERS,
-    check_task,
-    known_graph,
-    own_seed,
-    pair_seed,
-    partners_among,
-    root_of,
-    rounding_seed,
-    shown_to,
-)
 from piebald.privacy.secure_aggregation.masks import (
     MaskingGraph,
     clients_in,
@@ -217,7 +193,7 @@ class SecureAggregation(MaskingTransform):
     least: int = Field(default=3, ge=2)
     range: float | None = Field(default=None, gt=0)
     bits: Literal[32, 64] = 32
-    largest_share: float = Field(default=LARGEST_MEMBER, gt=0, lt=1)
+    largest_share: float = Field(default=contracts.LARGEST_MEMBER, gt=0, lt=1)
     clip: float | None = Field(default=None, gt=0)
     heaviest: float | None = Field(default=None, gt=0)
     aggregation: dict[str, Any] | None = None
@@ -330,7 +306,7 @@ class SecureAggregation(MaskingTransform):
             )
         return graph
 
-    def demands_reject_reason(self, demands: SumDemands) -> str | None:
+    def demands_reject_reason(self, demands: contracts.SumDemands) -> str | None:
         """The reason why a client takes no part in such sums, however many clients there are, or None."""
         if not follows_rows(aggregator := self._weights()):
             return _found_weights(aggregator)
@@ -391,8 +367,8 @@ class SecureAggregation(MaskingTransform):
         weight = float(rows)
         if rows and not questions:
             # a rule of a user's own may ask for rows, which are what counts where none has a weight
-            own = {} if weight.is_integer() else {WEIGHT: weight}
-            weight = self._weights().weight(Update({}, math.ceil(weight), 0, own))
+            own = {} if weight.is_integer() else {contracts.WEIGHT: weight}
+            weight = self._weights().weight(contracts.Update({}, math.ceil(weight), 0, own))
         if not weight > 0:
             raise Declined("this client has no rows that the sum is about, so it would hide nobody")
         return size_of(weight)
@@ -445,7 +421,7 @@ class SecureAggregation(MaskingTransform):
         return 1 << (((1 << (self.bits - 1)) - 1) // clients).bit_length() - 1
 
     def encode(
-        self, update: Update, clients: int, seed: bytes, size: int | None = None, most: float | None = None
+        self, update: contracts.Update, clients: int, seed: bytes, size: int | None = None, most: float | None = None
     ) -> np.ndarray[Any, Any]:
         """An update as whole numbers.
 
@@ -461,11 +437,11 @@ class SecureAggregation(MaskingTransform):
         Raises:
             Declined: it does not fit, or counts nothing.
         """
-        if update.vectors.keys() == {SUM}:
+        if update.vectors.keys() == {contracts.SUM}:
             if self.bits != 64:
                 raise Declined(f"sums of whole numbers have 64 bits, this run masks {self.bits}: set bits = 64")
             # a copy, which is masked in place
-            return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(np.uint64)
+            return np.array(update.vectors[contracts.SUM].numpy(), dtype=np.int64).view(np.uint64)
         weight = 0.0 if update.is_idle else self._weights().weight(update)
         if not weight > 0 or (size is not None and weight < least_weight(size)):
             raise Declined("fewer of its rows count than it has said, so it would hide nobody")
@@ -501,7 +477,7 @@ class SecureAggregation(MaskingTransform):
         packs = self._packing()
         return spec.layout.shared if packs is None else packs.sent_numbers(spec.layout)
 
-    def spread(self, sums: Tensor, context: ServerContext) -> Tensor:
+    def spread(self, sums: Tensor, context: contracts.ServerContext) -> Tensor:
         """The sums of the numbers that are sent, at their places among all shared ones [s]; the others are zero."""
         packs = self._packing()
         if packs is None:
@@ -522,48 +498,52 @@ class SecureAggregation(MaskingTransform):
 
     # -- the client
 
-    def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
-        graph, root = known_graph(secrets, task.vectors, self), root_of(secrets)
-        senders = clients_in(task.vectors.get(SENDERS))
-        partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
+    def mask(
+        self, update: contracts.Update, task: contracts.Task, secrets: contracts.ClientSecrets
+    ) -> contracts.Update:
+        graph, root = key_queries.known_graph(secrets, task.vectors, self), key_queries.root_of(secrets)
+        senders = clients_in(task.vectors.get(key_queries.SENDERS))
+        partners, held = key_queries.partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
         if missing := [partner for partner in partners if partner not in held]:
             raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
-        check_task(task, secrets)
+        key_queries.check_task(task, secrets)
         vector = self.encode(
-            update, len(graph.members), rounding_seed(task_digest(task), secrets.client),
+            update, len(graph.members), key_queries.rounding_seed(contracts.task_digest(task), secrets.client),
             graph.sizes[secrets.client], self.heaviest_of(graph),
         )  # fmt: skip
-        shown = shown_to(task, secrets)
+        shown = key_queries.shown_to(task, secrets)
         digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
         # two vectors under the same masks would give away their difference; the same vector may be sent twice
-        if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
+        if key_queries.MASKED in secrets.kept and texts(secrets.kept[key_queries.MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
         keep_shares(secrets, {partner: held[partner] for partner in partners})
-        secrets.kept.update({MASKED: rows([digest], masks.KEY), DIGEST: rows([shown], masks.KEY)})
-        secrets.kept[SENDERS] = numbers(senders)
-        private, own_mask = masks.private_key(root, "masks"), own_seed(root, graph)
-        seeds = {partner: pair_seed(private, graph, shown, secrets.client, partner) for partner in partners}
+        secrets.kept.update(
+            {key_queries.MASKED: rows([digest], masks.KEY), key_queries.DIGEST: rows([shown], masks.KEY)}
+        )
+        secrets.kept[key_queries.SENDERS] = numbers(senders)
+        private, own_mask = masks.private_key(root, "masks"), key_queries.own_seed(root, graph)
+        seeds = {partner: key_queries.pair_seed(private, graph, shown, secrets.client, partner) for partner in partners}
         # of each pair one adds the mask and the other takes it away, so that it cancels in the sum
         above = [seed for partner, seed in seeds.items() if partner > secrets.client]
         below = [seed for partner, seed in seeds.items() if partner < secrets.client]
         masks.add_masks(vector, [own_mask, *above], below)
-        vectors = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}"))}
-        return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors))
+        vectors = {contracts.SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}"))}
+        return contracts.Update(vectors, 0, 0, {}, nbytes=nbytes(vectors))
 
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
         return (_HEAD + sum(part.numel() for part in vectors.values())) * self.bits // 8
 
     # -- the server
 
-    def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:
+    def agree_keys(self, clients: Sequence[int], context: contracts.ServerContext) -> contracts.KeyAgreement:
         work = context.spec
         digest = work.digest if isinstance(work, ClientWork) else ""
         return SecureRound.of(self, clients, context, KeyRound(context.version, work=digest))
 
-    def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
-        vector, shape = update.vectors.get(SUM), (self.length(spec),)
+    def masked_reject_reason(self, update: contracts.Update, spec: ModelSpec) -> str | None:
+        vector, shape = update.vectors.get(contracts.SUM), (self.length(spec),)
         kind = torch.int32 if self.bits == 32 else torch.int64
-        if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != shape:
+        if update.vectors.keys() != {contracts.SUM} or vector is None or vector.dtype != kind or vector.shape != shape:
             return f"must send {shape[0]} masked numbers of {self.bits} bits, sent something else"
         return None
 

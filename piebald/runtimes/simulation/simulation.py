@@ -15,34 +15,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from piebald.contracts import (
-    MASKING,
-    SERVER_ID,
-    Checkpoint,
-    Clients,
-    ClientSecrets,
-    Fleet,
-    PartialSum,
-    Personalizes,
-    Result,
-    Split,
-    SumRequest,
-    Task,
-    Update,
-)
+from piebald import contracts
 from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
+from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.privacy.secure_aggregation.server_side import (
-    ANY_SUM,
-    SimulatedSigner,
-    counted_rows,
-    masked,
-    repeatable,
-    replied,
-)
 from piebald.runtimes.simulation.device_times import Agenda, DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
 from piebald.runtimes.workers.serialization import PARTS, ClientStateStore, under
@@ -63,7 +42,7 @@ class SimulationSettings(Protocol):
     def fleet(self) -> Any: ...
     @property
     def memory(self) -> int: ...
-    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool: ...
+    def worker_pool(self, work: ClientWork, clients: contracts.Clients, room: tuple[int, int]) -> WorkerPool: ...
 
 
 class Simulation:
@@ -76,10 +55,12 @@ class Simulation:
         secret: text that noise follows from in place of the run's seed, where nobody may make it again.
     """
 
-    def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients, secret: str = "") -> None:
+    def __init__(
+        self, settings: SimulationSettings, work: ClientWork, clients: contracts.Clients, secret: str = ""
+    ) -> None:
         self.settings, self.work, self.federation, self._secret = settings, work, clients, secret
         self._known = len(clients)
-        self.fleet: Fleet = settings.fleet or Instant()
+        self.fleet: contracts.Fleet = settings.fleet or Instant()
         self._times = DeviceTimes(self.fleet, work, clients)
         self.state_store = ClientStateStore(work, settings.memory)
         self._now = 0.0
@@ -88,13 +69,13 @@ class Simulation:
         self._waiting: list[Event] = []  # tasks that nobody has begun
         self._begun: dict[int, list[list[Event]]] = {}  # stacks by the number under which they were begun
         self._worker_pool: WorkerPool | None = None
-        self._rows: dict[int, Mapping[Split, float]] = {}  # of clients that mask
+        self._rows: dict[int, Mapping[contracts.Split, float]] = {}  # of clients that mask
         self._work_digest = "" if work.masking is None else work.digest
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 
     # -- contracts.Runtime
 
-    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+    def submit(self, tasks: Sequence[contracts.Task], sum_request: contracts.SumRequest | None = None) -> None:
         """Send tasks, see `contracts.Runtime`.  They are due when the download ends, at the earliest; serving finds the
         true time.
         """
@@ -114,7 +95,7 @@ class Simulation:
         if ahead:
             self._begin_full_stacks()
 
-    def next(self, until: float = float("inf")) -> Result | None:
+    def next(self, until: float = float("inf")) -> contracts.Result | None:
         """The next result, see `contracts.Runtime`."""
         while self._due:
             due = self._due.first()
@@ -141,7 +122,7 @@ class Simulation:
     def now(self) -> float:
         return self._now
 
-    def state(self) -> Checkpoint:
+    def state(self) -> contracts.Checkpoint:
         """The clock, client state that has changed, and tasks under way with their results, if they are known."""
         tensors, events = self.state_store.changed(), []
         held = self.state_store.held([due.event.task for due in self._due if due.event.counts])
@@ -160,9 +141,9 @@ class Simulation:
                 row["counts"] = True
                 tensors |= {f"event/{due.id}/state/{name}": part for name, part in held[due.id].items()}
             events.append(row)
-        return Checkpoint(tensors, {"now": self._now, "events": events})
+        return contracts.Checkpoint(tensors, {"now": self._now, "events": events})
 
-    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
+    def restore(self, checkpoint: contracts.Checkpoint, tasks: Mapping[int, contracts.Task]) -> None:
         """Restore what `state` returned."""
         self._now = float(checkpoint.values["now"])
         self.state_store.restore(checkpoint.tensors)
@@ -177,7 +158,7 @@ class Simulation:
             event.served, event.bytes_down = row["served"], row["bytes_down"]
             if "examples" in row:
                 vectors = under(checkpoint.tensors, f"{name}vectors/")
-                event.update = Update(
+                event.update = contracts.Update(
                     vectors, row["examples"], row["steps"], row["metrics"], row["norm"], None, row["nbytes"]
                 )
             if row.get("counts"):
@@ -207,38 +188,40 @@ class Simulation:
 
     # -- delivering
 
-    def _deliver(self, due: Due) -> Result:
+    def _deliver(self, due: Due) -> contracts.Result:
         event, task = due.event, due.event.task
         update, failure = event.update, event.failure
         if update is not None and self.work.is_masked(task.query):
-            update, failure = masked(update, task, self.work, self._of(task))
+            update, failure = server_side.masked(update, task, self.work, self._of(task))
         if event.counts:
             self.state_store.settle(task, kept=failure is None)
         up = 0 if update is None or task.free else update.nbytes
-        return Result(task, update, event.sent, due.time, event.bytes_down, up, failure)
+        return contracts.Result(task, update, event.sent, due.time, event.bytes_down, up, failure)
 
     # -- secrets
 
-    def _of(self, task: Task) -> ClientSecrets:
+    def _of(self, task: contracts.Task) -> contracts.ClientSecrets:
         """The secrets of a task's client."""
         secrets = self._secrets.setdefault(task.client, {})
         name = self.federation.names[task.client]
-        draw = repeatable(self.work.seed, name, task.rng_version)
-        signer = SimulatedSigner(self.work.seed, task.client)
+        draw = server_side.repeatable(self.work.seed, name, task.rng_version)
+        signer = server_side.SimulatedSigner(self.work.seed, task.client)
         if task.client not in self._rows:
-            self._rows[task.client] = counted_rows(self.work, self.federation, task.client)
+            self._rows[task.client] = server_side.counted_rows(self.work, self.federation, task.client)
         rows = self._rows[task.client]
-        return ClientSecrets(task.client, secrets, draw, signer, ANY_SUM, work=self._work_digest, rows=rows)
+        return contracts.ClientSecrets(
+            task.client, secrets, draw, signer, server_side.ANY_SUM, work=self._work_digest, rows=rows
+        )
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
-        return SimulatedSigner(self.work.seed, client).check(client, text, signature)
+        return server_side.SimulatedSigner(self.work.seed, client).check(client, text, signature)
 
-    def _secrets_of(self, task: Task) -> Mapping[str, Tensor]:
+    def _secrets_of(self, task: contracts.Task) -> Mapping[str, Tensor]:
         """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""
         return self._secrets.get(task.client, {})
 
     def _reply(self, event: Event) -> None:
-        event.update, event.failure = replied(event.task, self.work, self._of(event.task))
+        event.update, event.failure = server_side.replied(event.task, self.work, self._of(event.task))
         event.served = True
 
     # -- serving
@@ -298,7 +281,7 @@ class Simulation:
         served, total = self._workers().collect(number)
         home = groups[0][0].task.vectors["model"].device  # of the server, which may be where they are already
         sums = {name: part.to(home) for name, part in total.vectors.items()}
-        partial_sum = PartialSum(total.weight, sums) if groups[0][0].sum_request is not None else None
+        partial_sum = contracts.PartialSum(total.weight, sums) if groups[0][0].sum_request is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):
                 self._settle(event, result, row, partial_sum)
@@ -324,7 +307,7 @@ class Simulation:
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
 
-    def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
+    def _settle(self, event: Event, result: StackResult, row: int, partial_sum: contracts.PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
         if failed_reason(result, row):
@@ -342,7 +325,7 @@ class Simulation:
         tasks = [event.task for event in events]
         states, models = [self.state_store.recall(task) for task in tasks], dict[int, Tensor]()
         sent = [
-            {n: p for n, p in a.vectors.items() if n not in ("model", PRIVATE) and not n.startswith(MASKING)}
+            {n: p for n, p in a.vectors.items() if n not in ("model", PRIVATE) and not n.startswith(contracts.MASKING)}
             for a in tasks
         ]
         for task in tasks:  # what all of them share stays one tensor
@@ -362,7 +345,7 @@ class Simulation:
 
     def _cost(self, event: Event) -> float:
         client, query = event.task.client, event.task.query
-        if client == SERVER_ID:
+        if client == contracts.SERVER_ID:
             return float(len(self.federation.common or ()))
         size = self.federation.size(client, "train" if query is None else "test")
         return 1.0 if size is None else float(size)
@@ -390,7 +373,7 @@ class Simulation:
     def _stack_size(self, events: list[Event]) -> int:
         """Clients in a stack: as set for training; large stacks for queries about one model, a few for each worker."""
         query = events[0].task.query
-        if query is None or query.trains or isinstance(self.work.trainer, Personalizes):
+        if query is None or query.trains or isinstance(self.work.trainer, contracts.Personalizes):
             return self.settings.stack or 1
         share = -(-len(events) // max(1, self.settings.workers or 1))
         return max(1, min(256, share, self._room()[1] if self.state_store.needed else 256))
