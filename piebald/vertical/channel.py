@@ -26,7 +26,11 @@ from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, bo
 log = logging.getLogger("piebald.vertical")
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
-TAKEN = b"+"  # what the listening party sends first to the one whose turn it is; others connect again
+TAKEN, BUSY, SAME = b"+", b"-", b"="  # what the listening party sends first; who is not taken connects again
+REFUSALS = {
+    BUSY: "was at work with another party, or waited for one",
+    SAME: "had a connection already by a certificate of this party's name: another process, or an older connection",
+}
 GONE = "the other party is gone: its process ended or the connection broke"
 
 
@@ -228,28 +232,33 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         RuntimeFault: the other party did not connect, or is not there.
     """
     listens = credentials.party == SERVER
-    partners = partners_of(credentials)
-    if partner is not None and partner not in partners:
-        raise unknown(f"party in {credentials.folder} called", partner, partners)
-    partners = partners if partner is None else [partner]
+    known = partners_of(credentials)
+    if partner is not None and partner not in known:
+        raise unknown(f"party in {credentials.folder} called", partner, known)
+    partners = known if partner is None else [partner]
     channels: queue.Queue[SecureChannel] = queue.Queue()
-    taken, refused = threading.Lock(), threading.Event()
+    taken, partner_now, refusal = threading.Lock(), "", b""
 
     def carry(connection: SharedSocket) -> None:
         """Take the first connection of a listed party, and hold it until it ends."""
+        nonlocal partner_now, refusal
         name = name_in(connection.certificate)
         # the first connection stays: a later one, even of a listed party, must not take its place in the run
         if name not in partners or not taken.acquire(blocking=False):
-            return link.report(f"{name} was refused a connection: it is that of {' or '.join(partners)}")
+            if listens and name in known:
+                with suppress(OSError):
+                    connection.sendall(SAME if name == partner_now else BUSY, seconds=timeout)
+            return link.report(f"{name} was refused a connection: it is that of {partner_now or ' or '.join(partners)}")
         try:
             if listens:
                 connection.sendall(TAKEN, seconds=timeout)
             # a listening party that is at work with another one ends the connection, and is asked again
-            elif connection.recv(len(TAKEN), seconds=timeout) != TAKEN:
-                refused.set()
+            elif (answer := connection.recv(len(TAKEN), seconds=timeout)) != TAKEN:
+                refusal = answer  # none where it ended without a word, of which nothing can be said
                 return taken.release()
         except OSError:
             return taken.release()
+        partner_now = name
         log.info("the other party is %s, by its certificate", name)
         channel = SecureChannel(connection, link)
         channels.put(channel)
@@ -265,5 +274,9 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         link.stop()
         place = f"{credentials.host}:{credentials.port}"
         missed = f"did not come to {place} within" if listens else f"was not at {place} for"
-        missed = f"at {place} had another partner for" if refused.is_set() else missed
-        raise RuntimeFault(f"the other party {missed} {timeout:g} seconds") from None
+        why = (
+            f"at {place} took no connection in {timeout:g} seconds; when it was last asked, it {REFUSALS.get(refusal)}"
+        )
+        raise RuntimeFault(
+            f"the other party {why if refusal in REFUSALS else f'{missed} {timeout:g} seconds'}"
+        ) from None

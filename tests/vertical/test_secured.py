@@ -24,6 +24,7 @@ from piebald.federation.credentials.provisioning import Credentials, Description
 from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import supervision
+from piebald.federation.link.messaging import Link
 from piebald.federation.link.tls import context
 from piebald.vertical import transfer_runs
 from piebald.vertical.channel import GONE, SecureChannel, open_channel
@@ -192,7 +193,9 @@ def test_the_named_party_is_waited_for_although_another_listed_one_comes_first(t
     found = several(tmp_path, ["bank", "rival"])
     with caplog.at_level(logging.INFO, "piebald"), ThreadPoolExecutor(2) as pool:
         server = pool.submit(open_channel, found["server"], 30.0, "bank")
-        with pytest.raises(RuntimeFault, match=r"had another partner for 3 seconds"):
+        with pytest.raises(
+            RuntimeFault, match=r"took no connection in 3 seconds; when it was last asked, it was at work with another"
+        ):
             open_channel(found["rival"], 3.0)
         bank = open_channel(found["bank"], 30.0)
         assert server.result().partner == "bank"
@@ -203,6 +206,28 @@ def test_the_named_party_is_waited_for_although_another_listed_one_comes_first(t
     assert "the other party is bank, by its certificate" in caplog.text
     with pytest.raises(SettingError, match="called 'bnak': did you mean 'bank'"):
         open_channel(found["server"], 1.0, "bnak")
+
+
+def test_a_second_process_with_the_same_credentials_is_told_that_its_own_name_is_at_work(tmp_path) -> None:
+    """No other party was there: before, the sentence said so."""
+    found = credentials(tmp_path)
+    server, bank = met(found)
+    with pytest.raises(RuntimeFault, match=r"it had a connection already by a certificate of this party's name"):
+        open_channel(found["bank"], 3.0)
+    for end in (server, bank):
+        end.close()
+
+
+def test_of_one_that_ends_without_a_word_nothing_is_said_that_nobody_knows(tmp_path) -> None:
+    """A listening party whose process ends between the handshake and its first byte has had no partner."""
+    found = credentials(tmp_path)
+    server = found["server"]
+    address = (server.host, server.port)
+    link = Link("server", address, server.folder, bool, lambda _: None, carry=lambda connection: None)
+    link.start()
+    with pytest.raises(RuntimeFault, match="was not at"):
+        open_channel(found["bank"], 2.0)
+    link.stop()
 
 
 @pytest.mark.parametrize("after", ["revoked", "listed"])
@@ -260,7 +285,7 @@ def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that
     )
     said = [one.communicate(timeout=300)[1] for one in (rival,)]
     assert rival.returncode == 1
-    assert re.search("the other party (was not at|at .* had another partner for)", said[0])
+    assert re.search("the other party (was not at|at .* took no connection in)", said[0])
     again.kill()
     again.communicate(timeout=300)
 
