@@ -38,7 +38,8 @@ _Pairs = Mapping[str, Any]
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MarginalEffects(Estimates):
-    """By how much the mean changes for one more unit of a column, on average over the rows; see `Estimates`.
+    """By how much the mean, or the probability of each level, changes for one more unit of a column, on average over
+    the rows; see `Estimates`.
 
     It is the average slope, as `get_margeff` of statsmodels has it, also for columns of 0 and 1; errors are by the
     delta method.  Rows count by their weights.
@@ -227,7 +228,8 @@ def glm(
         random_intercept: "one_stage" for a mixed model with a random intercept of each client; "two_stage" to fit a
             model at each client and pool the coefficients.
         reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
-        effects: also average marginal effects, by one more question; of families with one linear predictor.
+        effects: also average marginal effects, by one more question; of "ordinal" and "multinomial" on the probability
+            of each level.
         categories: the values of columns of codes, of which each but the first has a coefficient.
         max_iterations: questions to the clients, at most, for each likelihood that is maximised.
         epsilon, delta: what all questions of the model together spend of each client's rows, of which one may take the
@@ -298,11 +300,8 @@ class GlmOptions:
             raise SettingError(
                 f"the family {self.family!r} has no random intercept in one stage: take 'two_stage', or another family"
             )
-        if self.effects and (self.random_intercept or self.noise or self.family in ("ordinal", "multinomial")):
-            raise SettingError(
-                "marginal effects are of one linear predictor, without random intercepts and noise: leave effects out, "
-                "or take another family"
-            )
+        if self.effects and (self.random_intercept or self.noise):
+            raise SettingError("marginal effects are of models without random intercepts and noise: leave effects out")
         if not 1 < self.power < 2:
             raise SettingError(f"power must be between 1 and 2, got {self.power:g}: 1 is poisson, and 2 gamma")
         return ColumnRoles(self.target, None, self.offset, self.weights, self.cluster)
@@ -361,7 +360,7 @@ def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | Pool
         alpha=alpha, alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
         log_likelihood=log_likelihood, deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
     )  # fmt: skip
-    return replace(fitted, effects=model.effects(fit.point[:width], fitted)) if options.effects else fitted
+    return replace(fitted, effects=model.effects(fit.point, fitted)) if options.effects else fitted
 
 
 class ModelOfRows:
@@ -521,23 +520,33 @@ class ModelOfRows:
         """Return average marginal effects.
 
         Args:
-            point: coefficients of standard scores [width], at which slopes are asked for.
+            point: parameters of standard scores [q], at which slopes are asked for.
             fitted: the model in units of the columns.
         """
+        predictors, columns = max(1, len(self.plan.levels) - 1), np.arange(len(self.columns))
         answer = self.ask("slopes", point) / self.weight
-        slope, curves = answer[0], answer[1:]
-        # the average of the second derivative times each column in its own unit, after that of the intercept
-        curves = np.concatenate([curves[:1], self.scale.mean * curves[0] + self.scale.spread * curves[1:]])
-        own = fitted.coefficients[1:]
-        terms = [name for name, column in zip(fitted.names[1:], self.plan.columns, strict=True)
-                 if isinstance(column, Computed)]  # fmt: skip
-        # an effect is b_j times the average slope, which depends on all coefficients
-        by_coefficient = np.outer(own, curves)
-        by_coefficient[:, 1:] += slope * np.eye(len(own))
+        count = len(answer) // (1 + self.plan.parameters)
+        # slopes [L, G] of levels by predictors, and how they change with each coefficient [L, G, p]
+        slope = answer[:count].reshape(-1, predictors)
+        curves = answer[count:].reshape(*slope.shape, -1) @ np.linalg.inv(self.plan.from_scores(self.scale))
+        curves = curves[..., : len(fitted.names)]
+        # the index of each column's coefficient in each predictor [G, columns]
+        apart = 0 if self.plan.family == "ordinal" else 1 + len(columns)
+        index = np.arange(predictors)[:, None] * apart + (predictors if self.plan.family == "ordinal" else 1) + columns
+        own = fitted.coefficients[index]
+        # an effect is the sum over predictors of b_j times the average slope, which depends on all coefficients
+        by_coefficient = np.einsum("gj,lgp->ljp", own, curves)
+        for predictor, indices in enumerate(index):
+            by_coefficient[:, columns, indices] += slope[:, predictor, None]
+        by_coefficient = by_coefficient.reshape(-1, len(fitted.names))
         covariance = by_coefficient @ fitted.covariance @ by_coefficient.T
+        terms = [name for name, column in zip(self.columns, self.plan.columns, strict=True)
+                 if isinstance(column, Computed)]  # fmt: skip
         remark = f"Effects of {', '.join(terms)} are of the term alone, the columns in it held."
+        levels = [f"{level}: " for level in self._levels] or [""]
         return MarginalEffects(
-            names=fitted.names[1:], coefficients=slope * own, errors=np.sqrt(np.diag(covariance)),
+            names=tuple(f"{level}{name}" for level in levels for name in self.columns),
+            coefficients=(slope @ own).ravel(), errors=np.sqrt(np.diag(covariance)),
             degrees=fitted.degrees, covariance=covariance,
             rows=fitted.rows, dropped=fitted.dropped, clients=fitted.clients, iterations=1,
             remarks=(remark,) if terms else (),

@@ -91,6 +91,51 @@ def test_levels_without_order() -> None:
     assert found.log_likelihood == pytest.approx(referee.llf, rel=1e-9)
 
 
+def test_effects_on_probabilities_of_levels_without_order() -> None:
+    table = pains()
+    found = fitted("ward", "multinomial", table, effects=True).effects
+    referee = sm.MNLogit(pandas.factorize(table.ward, sort=True)[0], sm.add_constant(design(table)))
+    right = referee.fit(method="newton", disp=0, tol=1e-9).get_margeff()
+    assert found.names == tuple(f"{ward}: {name}" for ward in "abc" for name in ("age", "arm=old"))
+    np.testing.assert_allclose(found.coefficients, right.margeff.T.ravel(), rtol=CLOSE)
+    np.testing.assert_allclose(found.errors, right.margeff_se.T.ravel(), rtol=CLOSE)
+
+
+@pytest.mark.parametrize("cluster", [None, "patient"])
+def test_effects_on_probabilities_of_ordered_levels(cluster: str | None) -> None:
+    """`OrderedModel` has no `get_margeff`: differences of its predictions, and the delta method by its covariance."""
+    table, x = pains(), design(pains()).to_numpy()
+    found = fitted("pain", "ordinal", table, cluster=cluster, effects=True)
+    model = OrderedModel(table.pain, design(table), distr="logit")
+    how: Any = {} if cluster is None else {"cov_type": "cluster", "cov_kwds": {"groups": table.patient}}
+    referee = model.fit(method="newton", disp=0, tol=1e-9, maxiter=100, **how)
+
+    def effects(parameters: Any) -> Any:
+        steps = np.eye(2) * 1e-4
+        slopes = [(model.predict(parameters, x + step) - model.predict(parameters, x - step)) / 2e-4 for step in steps]
+        return np.stack([slope.mean(0) for slope in slopes], 1).ravel()
+
+    point, steps = referee.params.to_numpy(), np.eye(5) * 1e-4
+    changes = np.stack([(effects(point + step) - effects(point - step)) / 2e-4 for step in steps], 1)
+    assert found.effects.names == tuple(f"{level}: {name}" for level in range(4) for name in ("age", "arm=old"))
+    np.testing.assert_allclose(found.effects.coefficients, effects(point), rtol=1e-5, atol=1e-7)
+    covariance = changes @ referee.cov_params().to_numpy() @ changes.T
+    np.testing.assert_allclose(found.effects.errors, np.sqrt(np.diag(covariance)), rtol=1e-4)
+    assert found.effects.degrees == found.degrees
+
+
+def test_effects_on_all_levels_together_are_0_and_those_of_two_are_those_of_a_logistic_model() -> None:
+    table = pains()
+    table["any"] = (table.pain > 0).astype(int)
+    logistic = fitted("any", "binomial", table, effects=True).effects
+    for family in ("ordinal", "multinomial"):
+        found: Any = fitted("any", family, table, effects=True).effects
+        np.testing.assert_allclose(found.coefficients, [*-logistic.coefficients, *logistic.coefficients], rtol=1e-7)
+        np.testing.assert_allclose(found.errors, [*logistic.errors, *logistic.errors], rtol=1e-7)
+        whole = fitted("pain", family, table, effects=True).effects.coefficients.reshape(4, 2)
+        np.testing.assert_allclose(whole.sum(0), 0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("family", "target", "power"), [("gamma", "cost", 1.5), ("tweedie", "bill", 1.3), ("tweedie", "cost", 1.9)]
 )
@@ -183,9 +228,13 @@ def test_families_of_sites_are_those_of_their_pooled_rows(
 ) -> None:
     run = plan(secure, change=levels)
     policy = Policy(queries=["model_sums", "masked_model_sums"], least_rows=1)
-    options = GlmOptions(target, ["x"], family)
-    found = fit_glm(asked(run, policy, tmp_path, secure), options)
-    here = piebald.glm(pooled(run), client="site", target=target, columns=["x"], family=family, categories=GRADES)
+    options = GlmOptions(target, ["x"], family, effects=True)
+    found: Any = fit_glm(asked(run, policy, tmp_path, secure), options)
+    here: Any = piebald.glm(
+        pooled(run), client="site", target=target, columns=["x"], family=family, categories=GRADES, effects=True
+    )
+    np.testing.assert_allclose(found.effects.coefficients, here.effects.coefficients, atol=1e-8)
+    np.testing.assert_allclose(found.effects.errors, here.effects.errors, atol=1e-8)
     assert found.names == here.names
     np.testing.assert_allclose(found.coefficients, here.coefficients, atol=1e-9)
     np.testing.assert_allclose(found.errors, here.errors, atol=1e-9)

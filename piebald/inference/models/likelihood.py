@@ -104,15 +104,36 @@ def row_terms(family: Family, y: Floats, eta: Floats, log_alpha: float = 0.0, po
 
 
 def slopes(family: str, eta: Floats) -> tuple[Floats, Floats]:
-    """Return the first and the second derivative of the mean by the linear predictor [n], of families with one."""
+    """Return the derivatives of the mean, or of the probability of each of L levels, by linear predictors.
+
+    Args:
+        family: the distribution.
+        eta: linear predictors [n, G], of families without levels one.
+
+    Returns:
+        The first derivatives [n, L, G] and the second ones [n, L, G, G]; L is 1 without levels.
+    """
+    if family == "multinomial":
+        from scipy import special
+
+        shares = special.softmax(np.column_stack([np.zeros(len(eta)), eta]), axis=1)
+        levels = np.eye(shares.shape[1])[:, 1:]
+        apart = levels - shares[:, None, 1:]  # of the logarithm of each level's probability [n, L, G]
+        spread = shares[:, 1:, None] * (np.eye(eta.shape[1]) - shares[:, None, 1:])
+        both = apart[:, :, :, None] * apart[:, :, None, :] - spread[:, None]
+        return shares[:, :, None] * apart, shares[:, :, None, None] * both
     if family == "gaussian":
-        return np.ones_like(eta), np.zeros_like(eta)
-    if family == "binomial":
+        first, second = np.ones_like(eta), np.zeros_like(eta)
+    elif family in ("binomial", "ordinal"):
         small = np.exp(-np.abs(eta))
         first = small / np.square(1 + small)
-        return first, -np.tanh(eta / 2) * first  # 1 - 2 mean
-    mean = np.exp(np.minimum(eta, _LARGEST))
-    return mean, mean
+        second = -np.tanh(eta / 2) * first  # 1 - 2 mean
+    else:
+        first = second = np.exp(np.minimum(eta, _LARGEST))
+    # a predictor of ordered levels is the logit of being above one, which its own level loses and the next one gains
+    count = eta.shape[1]
+    gains = np.eye(count + 1)[:, 1:] - np.eye(count + 1)[:, :-1] if family == "ordinal" else np.ones((1, 1))
+    return first[:, None] * gains, (second[:, None] * gains)[..., None] * np.eye(count)
 
 
 def _power_terms(y: Floats, eta: Floats, power: float) -> RowTerms:
@@ -187,18 +208,22 @@ def terms_of(
     """
     assert plan.family != "cox"
     assert plan.family != "survival"
+    designs = designs_of(plan, x)
     if plan.levels:
-        count = len(plan.levels) - 1
-        if plan.family == "ordinal":
-            designs = [np.column_stack([np.tile(row, (len(x), 1)), x]) for row in np.eye(count)]
-        else:
-            designs = [np.kron(row, x) for row in np.eye(count)]
         eta = np.column_stack([design @ point for design in designs]) + offset[:, None]
         return level_terms(plan.family, y, eta), designs
     terms = row_terms(plan.family, y, x @ point[: plan.width] + offset, float(point[-1]), plan.power)
-    if len(terms.scores) == 1:
-        return terms, [x]
-    return terms, [np.column_stack([x, np.zeros(len(x))]), np.column_stack([np.zeros_like(x), np.ones(len(x))])]
+    return terms, designs
+
+
+def designs_of(plan: ModelPlan, x: Floats) -> list[Floats]:
+    """Return what each linear predictor is a sum of [n, q], by the parameters; the dispersion's comes last."""
+    units = np.eye(max(1, len(plan.levels) - 1))
+    if plan.family == "ordinal":
+        return [np.column_stack([np.tile(row, (len(x), 1)), x]) for row in units]
+    if plan.family == "negative_binomial":
+        return [np.column_stack([x, np.zeros(len(x))]), np.column_stack([np.zeros_like(x), np.ones(len(x))])]
+    return [np.asarray(np.kron(row, x), dtype=np.float64) for row in units]
 
 
 def likelihood(terms: RowTerms, designs: Sequence[Floats], weight: Floats) -> Likelihood:

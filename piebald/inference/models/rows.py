@@ -320,13 +320,14 @@ class ModelPlan(BaseModel):
             numbers: how many numbers come with it, after those of `rows.Scale`.
         """
         width, parameters, groups = self.width, self.parameters, max(len(self.columns), 1)
+        slopes = max(1, len(self.levels) * (len(self.levels) - 1))  # of each level by each predictor
         return {
             "moments": HEADS + 2 * len(self.columns),
             "likelihood": 3 + parameters + parameters**2,
             "scores": 1 + parameters**2,
             "random": 4 + 3 * (width + 1) ** 2 if self.family == "gaussian" else 3 + (width + 1) * (width + 2),
             "two_stage": 5 * parameters,
-            "slopes": 1 + width,
+            "slopes": slopes * (1 + parameters),
             "schoenfeld": 3 + width,
             "counts": 2 * groups * numbers,
             "logrank": 2 * groups + groups**2,

@@ -24,6 +24,7 @@ from piebald.inference.models.likelihood import (
     RowTerms,
     cluster_sums,
     counted_times,
+    designs_of,
     likelihood,
     log_rank,
     marginal_likelihood,
@@ -145,12 +146,17 @@ def _slopes(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Fl
 
 
 def _slopes_of_rows(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
-    """Return slopes of the mean by the linear predictor, and regressors times slopes of slopes [n, 1 + width]."""
-    if plan.has_times or plan.levels:
-        raise SettingError(f"a model of the family {plan.family!r} has no slope of one mean: take another family")
-    x = rows.design(plan, scale)
-    first, second = likelihoods.slopes(plan.family, x @ point + rows.offset)
-    return np.column_stack([first, second[:, None] * x]) * rows.weight[:, None]
+    """Return slopes of the mean or of levels' probabilities by linear predictors, and how they change with each
+    parameter [n, L G (1 + q)].
+    """
+    if plan.has_times:
+        raise SettingError(f"a model of the family {plan.family!r} has no mean: take another family")
+    # a dispersion has a predictor of its own, on which no mean depends
+    designs = np.stack(designs_of(plan, rows.design(plan, scale))[: max(1, len(plan.levels) - 1)], axis=1)
+    first, second = likelihoods.slopes(plan.family, designs @ point + rows.offset[:, None])
+    changes = np.einsum("nlgh,nhq->nlgq", second, designs)
+    flat = [table.reshape(len(rows.y), -1) for table in (first, changes)]
+    return np.concatenate(flat, axis=1) * rows.weight[:, None]
 
 
 def _schoenfeld(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
