@@ -78,7 +78,7 @@ def _with_data(path: Path | str, size: int) -> int:
     return size
 
 
-def check_size(path: Path | str, wanted: int, stored: int) -> None:
+def check_size(path: Path | str, wanted: int, stored: int, remedy: str = "replace it") -> None:
     """Refuse a file that expands too far.
 
     A file may expand to half of the memory that this process may have, and a large one to `RATIO` times its size.
@@ -87,6 +87,7 @@ def check_size(path: Path | str, wanted: int, stored: int) -> None:
         path: the file, for the error message.
         wanted: bytes that reading it would take.
         stored: bytes that it has.
+        remedy: what the error message advises.
 
     Raises:
         UnfitFile: it does.
@@ -94,7 +95,7 @@ def check_size(path: Path | str, wanted: int, stored: int) -> None:
     if wanted > memory() // 2 or (wanted > SMALL and wanted > RATIO * stored):
         raise UnfitFile(
             f"{path} would take {wanted:,} bytes in memory but has {stored:,}: it is damaged, or made to fill the "
-            "memory; replace it",
+            f"memory; {remedy}",
             errno.EFBIG,
         )
 

@@ -126,6 +126,23 @@ def test_a_text_that_many_cells_have_is_counted_in_each(tmp_path: Path, monkeypa
         read_table(path)
 
 
+def test_texts_of_great_width_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a text counted as 16 bytes, however long it was declared to be."""
+    pyreadstat = pytest.importorskip("pyreadstat")
+    table = pd.DataFrame({"note": ["x" * 30_000, *["y" * 30_000] * 999], "ill": 1.0})
+    pyreadstat.write_sav(table, str(tmp_path / "rows.sav"), compress=True)
+    size = (tmp_path / "rows.sav").stat().st_size
+    assert size < 1 << 20
+    monkeypatch.setattr("piebald.core.files.SMALL", 1 << 20)
+    monkeypatch.setattr("piebald.core.files.RATIO", 30_016_000 // size + 1)
+    assert len(read_table(tmp_path / "rows.sav")) == 1000
+    monkeypatch.setattr("piebald.core.files.RATIO", 30_016_000 // size)
+    read = pyreadstat.read_sav
+    monkeypatch.setattr(pyreadstat, "read_sav", lambda *given, metadataonly: read(*given, metadataonly=metadataonly))
+    with pytest.raises(SettingError, match=r"would take 30,016,000 bytes.*or save it with shorter texts"):
+        read_table(tmp_path / "rows.sav")
+
+
 def test_cells_of_excel_are_those_of_a_text_file(tmp_path: Path) -> None:
     """Before, texts such as 007 lost their zeros."""
     table = pd.DataFrame({"code": ["007", "012"], "number": ["5", "6.5"], "mixed": ["1", "x"], "whole": [1, 2]})

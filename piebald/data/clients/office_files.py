@@ -57,7 +57,9 @@ def _read(path: Path, suffix: str) -> Any:
         pyreadstat = import_extra("pyreadstat", "office", f"{path} is an {program} file, which needs pyreadstat")
         read = getattr(pyreadstat, reader)
         _, about = read(str(path), metadataonly=True)
-        check_size(path, 16 * (about.number_rows or 0) * max(about.number_columns, 1), size)
+        # texts may be as long as they are declared: where rows are compressed, many letters take a few bytes
+        row = sum(max(16, width) for width in about.variable_storage_width.values())
+        check_size(path, (about.number_rows or 0) * max(row, 16), size, "replace it, or save it with shorter texts")
         frame, _ = read(str(path), **options)
         return _as_of_text(frame)
     with opened(path) as file:
