@@ -104,6 +104,17 @@ def test_full_batches_come_to_the_weighted_model_of_all_rows() -> None:
     assert np.abs(fit.coef_ - plain.coef_).max() > 0.02
 
 
+def test_scaling_counts_each_row_once_as_a_pipeline_of_scikit_learn_does() -> None:
+    pipeline, preprocessing = (pytest.importorskip(f"sklearn.{name}") for name in ("pipeline", "preprocessing"))
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    table = survey()
+    steps = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression())
+    steps.fit(table[["a", "b"]], table["ill"], logisticregression__sample_weight=table["w"])
+    held = clients(table, prepare="federated")
+    inputs = torch.cat([held.rows(client, "train").x for client in range(3)]).numpy()
+    assert np.sort(inputs, axis=0) == pytest.approx(np.sort(steps[0].transform(table[["a", "b"]]), axis=0), abs=1e-5)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_weight_of_two_is_a_row_twice(engine: str) -> None:
     table = survey(whole=True)

@@ -507,6 +507,8 @@ class PrepareSettings(Cleaning, WordedModel):
         scale: how columns of numbers are scaled, by name: "standard" scores by default, those of the logarithm of 1 + x
             ("log") or of a power ("power", Yeo and Johnson 2000), the "rank" among the training rows, or "none".
             Of the target it is "standard", or "none", the default for a loss of one's own, which gets its numbers.
+            Means, deviations, quantiles and what fills gaps count each row once, also where rows have weights, as those
+            of scikit-learn's transformers in a pipeline do.
         gaps: values that stand for a gap, like "-9", besides empty cells, "?", "NA" and the like.
         least_rows: the rows from which on a client tells a category by name; rarer ones count together.
         one_hot: the most categories that become a column each; of more, a model learns an embedding.
