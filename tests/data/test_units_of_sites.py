@@ -114,7 +114,24 @@ def test_single_rows_far_outside_are_counted() -> None:
     assert list(agreed.unlike_training(rows)) == []
     rows.loc[[4, 9], "glucose"] = [109.0, 900.0]
     (told,) = agreed.unlike_training(rows)
-    assert "in 2 of 30 rows, such as 109 in row 5" in told
+    assert "in 2 of 30 rows, such as 109 in row 5, which would be 6.05 in mmol/l: mg/dl for mmol/l?" in told
+
+
+def test_a_single_number_in_another_unit_is_asked_about_beside_others_that_are_only_wrong() -> None:
+    """Before, the middle of all odd numbers was, which no unit brings back."""
+    agreed = fitted(pd.DataFrame({"glucose": drawn("glucose", 200), "fever": drawn("temperature", 200)}))
+    for count in (1, 3, 12):
+        rows = pd.DataFrame({"glucose": drawn("glucose", count, seed=2), "fever": drawn("temperature", count, seed=2)})
+        assert list(agreed.unlike_training(rows)) == []
+        rows.loc[count - 1, "glucose"] = 109.0
+        (told,) = agreed.unlike_training(rows)
+        assert f"in 1 of {count} rows, such as 109 in row {count}, which would be 6.05 in mmol/l" in told
+        worse = pd.concat([rows, pd.DataFrame({"glucose": [5000.0, 9e6], "fever": 37.0})], ignore_index=True)
+        (told,) = agreed.unlike_training(worse)
+        assert f"in 3 of {count + 2} rows, such as 109 in row {count}, which would be 6.05 in mmol/l" in told
+        rows.loc[count - 1, ["glucose", "fever"]] = [5000.0, 37.0]
+        (told,) = agreed.unlike_training(rows)
+        assert "would be" not in told  # what no unit brings back
 
 
 def hit(numbers: np.ndarray, huge: float = 1e7) -> np.ndarray:

@@ -472,14 +472,14 @@ def _outside(column: NumericColumn, frame: pd.DataFrame, gaps: Sequence[str]) ->
         known = f"nine tenths of them from {low:.4g} to {high:.4g}"
         deviation = learnt.deviation if learnt.scale == "standard" else math.inf
         usual = usual._replace(deviation=deviation, quantiles=(low, learnt.median, high))
-    far, words = unlike_training(numbers, usual, column.name)
+    far, index, words = unlike_training(numbers, usual, column.name)
     if far.any():
         # per cents are read as shares of 1, so numbers without the sign are 100 times as large
         words = f"{words[:-1]}, or without %?" if words and column.unit == PERCENT else words
-        row = row_number(frame, int(np.argmax(far)))
         yield (
             f"column {shown(column.name, 40)} has numbers outside of those of training rows ({known}) in "
-            f"{int(far.sum())} of {len(numbers)} rows, such as {numbers[far][0]:.6g} in row {row}{words}"
+            f"{int(far.sum())} of {len(numbers)} rows, such as {numbers[index]:.6g} in row "
+            f"{row_number(frame, index)}{words}"
         )
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.errors import shown
 from piebald.core.moments import Moments
+
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 FEWEST = 5  # numbers whose mean and deviation tell something
 LEVELS = (0.05, 0.5, 0.95)  # of the quantiles by which numbers are compared
@@ -107,9 +109,9 @@ class Conversion(NamedTuple):
         """The change back."""
         return Conversion(self.usual, self.unit, 1 / self.slope, -self.offset / self.slope, self.names)
 
-    def undone(self, number: float) -> float:
-        """Return a number in the usual unit."""
-        return (number - self.offset) / self.slope
+    def undone(self, numbers: Numbers) -> Numbers:
+        """Return a number, or numbers [n], in the usual unit."""
+        return (numbers - self.offset) / self.slope
 
 
 _TABLE = (
@@ -233,8 +235,9 @@ def odd_units(spreads: Mapping[str, Spread], name: str) -> Iterator[tuple[str, C
             yield client, conversion
 
 
-def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> tuple[NDArray[np.bool_], str]:
-    """Return which numbers [n] are far from those of training rows, and in words what may be the reason.
+def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> tuple[NDArray[np.bool_], int, str]:
+    """Return which numbers [n] are far from those of training rows, the index of one of them (0 without any), and in
+    words what may be the reason: all may be in another unit, or single ones.
 
     Args:
         numbers: of one column, NaN for gaps.
@@ -242,16 +245,22 @@ def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> t
         name: the column.
     """
     if (words := other_unit(Spread.of(numbers), usual, name, "those of training rows")) is not None:
-        return np.isfinite(numbers), f": {words}"
+        return np.isfinite(numbers), int(np.isfinite(numbers).argmax()), f": {words}"
     scores, usual = usual.scores(numbers), usual.robust if usual.is_bent else usual
     # marks of rare things are far from their mean by nature
     far = (scores > _FAR) & ~np.isin(numbers, (0, 1))
-    known = min(filter(lambda conversion: _fits(conversion, name), CONVERSIONS), default=None,
-                key=lambda conversion: abs(conversion.undone(float(np.median(numbers[far]))) - usual.mean),
-                ) if far.any() else None  # fmt: skip
-    if known is not None and abs(known.undone(float(np.median(numbers[far]))) - usual.mean) < usual.deviation:
-        return far, f": {known.unit} for {known.usual}?"
-    return far & (scores > _FARTHEST), ""
+    best: tuple[int, float, Conversion, int] | None = None  # by how many numbers it brings back, and how near
+    for conversion in filter(lambda conversion: _fits(conversion, name), CONVERSIONS):
+        apart = np.where(far, np.abs(conversion.undone(numbers) - usual.mean), math.inf)
+        explained = int((apart < usual.deviation).sum())
+        if explained and (best is None or (explained, -apart.min()) > best[:2]):
+            best = explained, -float(apart.min()), conversion, int((apart < usual.deviation).argmax())
+    if best is not None:
+        _, _, known, index = best
+        back = known.undone(float(numbers[index]))
+        return far, index, f", which would be {back:.3g} in {known.usual}: {known.unit} for {known.usual}?"
+    far &= scores > _FARTHEST
+    return far, int(far.argmax()), ""
 
 
 _CALLED = {
