@@ -27,6 +27,8 @@ _SYNONYMS: tuple[tuple[str, ...], ...] = (  # the first one is the spelling for 
     ("female", "f", "w", "woman", "weiblich", "frau", "femme", "féminin", "feminin", "mujer", "femenino", "femmina"),
     ("yes", *sorted(WORDS_OF_TRUE)), ("no", *sorted(WORDS_OF_FALSE)),
 )  # fmt: skip
+# letters of homme and femme, and of hombre and mujer, which mean this only where a site has both
+_LETTERS: tuple[dict[str, str], ...] = ({"h": "male", "f": "female"}, {"h": "male", "m": "female"})
 
 Texts = Mapping[str, Counter[str]]  # by site, how many rows have each text
 
@@ -45,6 +47,9 @@ def proposed(frame: Any, sites: Sequence[str], target: str) -> Cleaning:
     for name in map(str, frame.columns):
         texts = {site: _counted(frame[name][whose == site]) for site in sorted({*whose.tolist()})}
         texts = {site: counts for site, counts in texts.items() if counts}
+        for whom, numbers in _as_numbers(texts).items():
+            own.setdefault(whom, {}).setdefault("map", {})[name] = numbers
+            texts[whom] = Counter(numbers[word] for word in texts[whom].elements())
         kinds = {site: _kind(counts) for site, counts in texts.items()}
         if not texts:
             continue
@@ -81,6 +86,19 @@ def _kind(counts: Counter[str]) -> str:
     return "date" if _readings(counts) else "word"
 
 
+def _as_numbers(texts: Texts) -> dict[str, dict[str, str]]:
+    """Return 1 and 0 for the words of yes and no of each site that has them, where another site writes these numbers.
+
+    Where others have 1 and 2 alone nothing is returned, as either may be yes.
+    """
+    numbers = {site: {_number(word) for word in counts} for site, counts in texts.items()}
+    if {(0.0, ""), (1.0, "")} not in numbers.values():
+        return {}
+    truths = dict.fromkeys(WORDS_OF_TRUE, "1") | dict.fromkeys(WORDS_OF_FALSE, "0")
+    read = {site: {word: truths.get(_folded(word), "") for word in counts} for site, counts in texts.items()}
+    return {site: words for site, words in read.items() if {*words.values()} == {"0", "1"}}
+
+
 def _number(word: str, point: str = ".") -> tuple[float, str] | None:
     return numbers_with_units([word], point)[0]
 
@@ -107,7 +125,8 @@ def _of_numbers(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
     doubtful, written = dict[str, Counter[str]](), dict[str, list[tuple[float, str]]]()
     for site, counts in texts.items():
         held = {word: rows for word, rows in counts.items() if _number(word) is not None}
-        words |= {*counts} - {*held}
+        # several words and no number are classes of a site, and no gaps
+        words |= {*counts} - {*held} if held or len(counts) == 1 else set()
         try:
             read = numbers_with_units([*held])
         except SettingError:
@@ -211,11 +230,11 @@ def _of_codings(classes: Mapping[str, set[str]]) -> Iterator[Rule]:
 
 def _of_words(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
     """Yield one spelling for words that differ in case, blanks or language."""
-    total = sum(texts.values(), Counter[str]())
+    letters = {site: own for site, counts in texts.items() for own in _LETTERS if {*map(_folded, counts)} == {*own}}
+    total = sum((counts for site, counts in texts.items() if site not in letters), Counter[str]())
     groups: dict[str, list[str]] = {}
     for word in total:
-        folded = " ".join(word.split()).casefold()
-        group = next((synonyms[0] for synonyms in _SYNONYMS if folded in synonyms), folded)
+        group = next((synonyms[0] for synonyms in _SYNONYMS if _folded(word) in synonyms), _folded(word))
         groups.setdefault(group, []).append(word)
     both = {*groups} <= {"yes", "no"}
     # letters such as m, f, n and y mean this only where all of the column is of one kind
@@ -224,7 +243,7 @@ def _of_words(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
         return  # read as 1 and 0 at each site
     spellings = dict[str, str]()
     for group, words in groups.items():
-        kinds = {" ".join(word.split()).casefold() for word in words}
+        kinds = {*map(_folded, words)}
         if len(words) > 1 and (known or len(kinds) == 1):
             whole = [word for word in words if len(word.strip()) > 1] or words
             best = max(whole, key=lambda word: (total[word], word))
@@ -232,3 +251,10 @@ def _of_words(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
             spellings |= {word: best for word in sorted(words) if word != best}
     if spellings and len(spellings) <= 1000:
         yield None, "map", spellings
+    for site, own in letters.items() if total and {*groups} <= {"male", "female"} else ():
+        common = {group: spellings.get(words[0], words[0]) for group, words in groups.items()}
+        yield site, "map", {word: common.get(own[_folded(word)], own[_folded(word)]) for word in sorted(texts[site])}
+
+
+def _folded(word: str) -> str:
+    return " ".join(word.split()).casefold()

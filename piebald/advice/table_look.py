@@ -23,7 +23,14 @@ from piebald.data.partition.leakage import RowKeys, with_suspects
 from piebald.data.partition.split import Ints
 from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.column_models import CategoryColumn
-from piebald.data.preparation.columns import classes_of, guess_columns, numbers_of, row_number
+from piebald.data.preparation.columns import (
+    classes_of,
+    factorized,
+    guess_columns,
+    is_numeric,
+    numbers_of,
+    row_number,
+)
 from piebald.data.preparation.units import Spread, units_at_sites
 from piebald.data.preparation.written_forms import VALUES_LOG
 from piebald.experiments.file import ExperimentSettings
@@ -168,7 +175,9 @@ def _refuse_single_rows(sites: Ints, client: str) -> None:
 
 
 def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[str, Any]:
-    values, gaps = int(series.nunique()), series.isna().to_numpy()
+    # sites may write the same value as a number and as text
+    values = int(series.nunique()) if is_numeric(series) else len(factorized(series)[1])
+    gaps = series.isna().to_numpy()
     preparation = _PREPARATIONS.get(kind, f"{values} columns of 0 and 1" if values <= _ONE_HOT else "embedding")
     if gaps.any() and kind in ("number", "boolean", "date"):
         preparation += f"; gaps: {'the commoner one' if kind == 'boolean' else 'median'}, and a column that marks them"

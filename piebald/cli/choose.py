@@ -36,7 +36,7 @@ _Regression = Annotated[bool, typer.Option("--regression", help="The target has 
 def look(
     options: app.SharedOptions,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table, or '*/patients.csv'.")
+        Path, typer.Argument(metavar="FILE", help="A .csv, .tsv, .parquet or .sql table, '*/patients.csv' or '*.*'.")
     ],
     client: Annotated[str | None, _CLIENT] = None,
     target: Annotated[str | None, _TARGET] = None,

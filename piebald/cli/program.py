@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _usage(error: typer.TyperException) -> str:
     """Return what is wrong with the options; those that are keys of an experiment file are given by --set."""
     from piebald.core.wording import plain
+    from piebald.data.clients.table_files import is_table
     from piebald.experiments.recipes import ExperimentFields
     from piebald.experiments.run_settings import KEYS
     from piebald.methods.training import Sgd
@@ -87,6 +89,14 @@ def _usage(error: typer.TyperException) -> str:
     message = plain(error.format_message())
     if message.startswith("Usage:"):  # a group alone, whose help is not one sentence
         return f"{context.command_path} needs a command: {', '.join(context.command.list_commands(context))}"
+    if message.startswith("Got unexpected extra argument"):
+        further = [Path(word) for word in message.rpartition("(")[2].rstrip(")").split()]
+        if further and all(map(is_table, further)):
+            table = further[0]
+            return (
+                f"{context.command_path} takes one FILE: of several tables a pattern in quotes, such as "
+                f"'{table.with_name('*' + table.suffix)}' or '*/{table.name}', which the shell leaves as it is"
+            )
     option = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     keys = {name: f"recipe.{name}" for name in Sgd.model_fields} | {
         name: name for name in ExperimentFields.model_fields

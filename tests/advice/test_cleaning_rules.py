@@ -107,6 +107,37 @@ def test_dates_that_may_be_read_in_two_ways_follow_from_those_of_others() -> Non
     assert "b" not in rules_of({"a": ["2024-03-02"] * 9, "b": unclear}).by_site
 
 
+@pytest.mark.parametrize("target", ["v", "another"])
+def test_words_of_yes_and_no_become_the_numbers_that_others_write(target: str) -> None:
+    """Before, they were proposed as gaps of a target, and as classes of their own elsewhere."""
+    tables = {"a": ["oui", "non"] * 20, "b": ["Ja", "nein"] * 20, "c": [1, 0] * 20, "d": [2, 1] * 20}
+    rules = rules_of(tables, target)
+    assert rules.absent == {}
+    assert {site: own.map for site, own in rules.by_site.items()} == {
+        "a": {"v": {"oui": "1", "non": "0"}},
+        "b": {"v": {"Ja": "1", "nein": "0"}},
+        "d": {"v": {"1": "0", "2": "1"}},
+    }
+    # which of 1 and 2 is yes nobody tells; and two words of another kind are no gaps either
+    assert rules_of({"a": ["oui", "non"] * 20, "d": [2, 1] * 20, "e": [1, 2] * 20}, target).is_empty
+    assert rules_of({"a": ["low", "high"] * 20, "b": [0, 1] * 20, "c": [0, 1] * 20}, target).absent == {}
+    assert rules_of({"a": ["unknown"] * 20, "b": [3, 1] * 20, "c": [2, 7] * 20}, target).absent == {"v": ["unknown"]}
+
+
+def test_letters_of_sexes_mean_what_the_other_letter_of_a_site_says() -> None:
+    """H is a man in French and in Spanish, and M is a man in French and a woman in Spanish."""
+    tables = {"fr": ["H", "F"] * 9, "es": ["H", "M"] * 9, "de": ["m", "w"] * 9, "en": ["male", "female"] * 9}
+    rules = rules_of(tables)
+    assert rules.map == {"v": {"m": "male", "w": "female"}}
+    assert {site: own.map["v"] for site, own in rules.by_site.items()} == {
+        "fr": {"F": "female", "H": "male"},
+        "es": {"H": "male", "M": "female"},
+    }
+    # where no other site says that these are sexes, H may be anything
+    assert rules_of({"fr": ["H", "F"] * 9, "b": ["low", "x"] * 9}).is_empty
+    assert rules_of({"fr": ["H", "F"] * 9, "es": ["F", "H"] * 9}).is_empty
+
+
 def test_tables_that_are_alike_need_no_rules() -> None:
     rng = np.random.default_rng(0)
     alike = {site: rng.normal(5, 1, 40).round(2).tolist() for site in "abc"}

@@ -98,6 +98,7 @@ LINES = {
     "option value": ("run --out", "Option '--out' requires an argument"),
     "no file": ("compare", "Missing argument"),
     "too many": ("compare a.toml b.toml", "Got unexpected extra argument"),
+    "several tables": ("look a.csv b.csv", "piebald look takes one FILE: of several tables a pattern in quotes, such as '*.csv' or '*/b.csv'"),
     "file missing": ("run nowhere.toml", "nowhere.toml cannot be read: no such file or directory"),
     "file is a folder": ("run .", ". cannot be read: it is a directory, and only files are read"),
     "set no value": ("run experiment.toml --set rounds", "--set needs key=value, like --set recipe.lr=0.1, got 'rounds'"),

@@ -455,6 +455,33 @@ def test_several_files_are_one_table(tmp_path: Path, caplog: pytest.LogCaptureFi
         clients_from(tmp_path / "none-*.csv", client="who", target="ill")
 
 
+def test_files_of_one_folder_and_of_several_kinds_are_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each hospital sends a file of its own name, one of them from a spreadsheet that is still open."""
+    pytest.importorskip("openpyxl")
+    table = pd.DataFrame({"age": range(12), "ill": [0, 1, 1, 0] * 3})
+    table[:4].to_csv(tmp_path / "graz.csv", index=False)
+    table[4:8].to_csv(tmp_path / "lyon.tsv.gz", sep="\t", index=False)
+    table[8:].to_excel(tmp_path / "oslo.xlsx", index=False)
+    for other in ("~$oslo.xlsx", ".graz.csv", "readme.txt"):
+        (tmp_path / other).write_bytes(b"\0")
+    asked = {"target": "ill", "prepare": "none"}
+    found = clients_from(tmp_path / "*.*", client="site", **asked)
+    assert found.names == ["graz", "lyon", "oslo"]
+    assert [sorted(everything(found, client)[0].flatten().tolist()) for client in range(3)] == [
+        [0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0],
+    ]  # fmt: skip
+    assert "no file has a column 'site': each file is one of its own, by its name" in caplog.text
+    table.assign(hospital="x").to_csv(tmp_path / "wien.csv", index=False)
+    with pytest.raises(SettingError, match=r"no column 'hospitals': did you mean 'hospital'\?"):
+        clients_from(tmp_path / "*.csv", client="hospitals", **asked)
+    with pytest.raises(SettingError, match=r"have a column 'hospital' and graz\.csv has none"):
+        clients_from(tmp_path / "*.csv", client="hospital", **asked)
+    (tmp_path / "wien.csv").unlink()
+    table.to_csv(tmp_path / "oslo.csv", index=False)
+    with pytest.raises(SettingError, match=r"oslo\.csv and oslo\.xlsx are both of 'oslo'"):
+        clients_from(tmp_path / "oslo.*", client="site", **asked)
+
+
 def test_one_class_stands_against_the_rest() -> None:
     """Two classes, as in CGAU's first experiment; the rows are the same."""
     whole, two = DataSource(name="digits").load(), DataSource(name="digits", positive="3").load()

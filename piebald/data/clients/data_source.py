@@ -63,12 +63,12 @@ class DataSource(BaseModel):
 
     Attributes:
         name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
-        source: a table (.csv, .tsv, .parquet, .xlsx, .dta, .sav, .sas7bdat, .sql) or several ("rows-*.csv", or
-            "*/rows.csv", whose folders are clients where `client` is no column of them), an .npz file with arrays x
-            and y (and owner, if wanted), a folder of images or WAV recordings (class/file, or client/class/file where
-            `client` is given), a folder that Hugging Face's `save_to_disk` wrote, or "my_data.py:load" or
-            "module:load" for a function without arguments. It returns a `DataSet`, `Clients`, (x, y), (x, y, owner),
-            a table, or anything else that `clients_from` takes.
+        source: a table (.csv, .tsv, .parquet, .xlsx, .dta, .sav, .sas7bdat, .sql) or several ("rows-*.csv";
+            "*/rows.csv", whose folders, or "sites/*.*", whose files are clients where `client` is no column of them),
+            an .npz file with arrays x and y (and owner, if wanted), a folder of images or WAV recordings (class/file,
+            or client/class/file where `client` is given), a folder that Hugging Face's `save_to_disk` wrote, or
+            "my_data.py:load" or "module:load" for a function without arguments. It returns a `DataSet`, `Clients`,
+            (x, y), (x, y, owner), a table, or anything else that `clients_from` takes.
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import difflib
 import io
 import itertools
 import logging
@@ -45,6 +46,9 @@ _GAP_CODES = {
 _LONGEST_LINE = 64  # of one that says the separator
 _NAMED = 3  # words among numbers that may be codes for gaps, and units of a column
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+_ANY = ".*"  # suffix of a pattern of tables of all kinds
+_HIDDEN = (".", "~$")  # beginnings of names that nobody means, as of a file that a spreadsheet holds open
+_NEAR = 0.8  # likeness of names of which one is taken for a slip of the other
 _BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
 _ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
 
@@ -52,16 +56,20 @@ _log = logging.getLogger(__name__)
 
 
 def is_table(path: str | Path) -> bool:
-    """Return whether a path is that of a table, judged by its suffix."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, *OFFICE, QUERY)
+    """Return whether a path is that of a table, judged by its suffix; that of a pattern may be `.*`."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, *OFFICE, QUERY, _ANY)
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that a path names: one, or several in order where it, or a folder in it, has `*`, `?` or `[`."""
+    """Return the files that a path names: one, or several in order where it, or a folder in it, has `*`, `?` or `[`.
+
+    Of those that a pattern like `*.*` names, tables are taken.
+    """
     folder = _fixed_folder(path)
     if path.exists() or not is_table(path) or folder == path:
         return [path]
-    return sorted(file for file in folder.glob(str(path.relative_to(folder))) if file.is_file())
+    found = sorted(file for file in folder.glob(str(path.relative_to(folder))) if file.is_file())
+    return [file for file in found if is_table(file) and not file.name.startswith(_HIDDEN)]
 
 
 def _fixed_folder(pattern: Path) -> Path:
@@ -82,10 +90,10 @@ def read_table(path: Path, names: str | None = None, as_written: AsWritten = ())
     in UTF-8, in UTF-16 with a byte order mark, or else in Windows-1252, which is said.
 
     Args:
-        path: the file, or a pattern like rows-*.csv or */rows.csv.
+        path: the file, or a pattern like rows-*.csv, */rows.csv or sites/*.*
         names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
-            and "NA" is a name.  Where the files of a pattern like */rows.csv have no such column, it has the names of
-            their folders.
+            and "NA" is a name.  Where the files of a pattern have no such column, it has their own names without
+            suffix, or the names of their folders where these differ, as of */rows.csv.
         as_written: columns whose text stays as it is written, for a cleaning that says how it is read; "all" of them.
 
     Returns:
@@ -142,20 +150,30 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
         raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
 
     places, above = list[RowsOfFile](), _fixed_folder(pattern)
-    in_folders = pattern.parent != above
+    in_folders = any(path.parent != above for path in files)
 
     def tables(columns: list[str]) -> Iterator[Any]:
         places.clear()
-        for path in files:
+        unnamed = list[Path]()
+        for number, path in enumerate(files):
             table = read_table(path, names, as_written)
             own = path.relative_to(above)
-            if in_folders and names is not None and names not in table.columns:
-                table = table.assign(**{names: own.parts[0]})
+            if names is not None and names not in table.columns:
+                if near := difflib.get_close_matches(names, [*table.columns], n=1, cutoff=_NEAR):
+                    raise SettingError(f"{own} has no column {names!r}: did you mean {near[0]!r}?")
+                table = table.assign(**{names: own.parts[0] if in_folders else _stem(own, files)})
+                unnamed.append(own)
+            if not in_folders and 0 < len(unnamed) < number + 1:
+                raise SettingError(
+                    f"other files of {pattern} have a column {names!r} and {unnamed[0]} has none: write it there"
+                )
             if further := [column for column in table.columns if column not in columns]:
                 raise _FurtherColumns(further)
             lacking.update(dict.fromkeys((str(own), column) for column in columns if column not in table.columns))
             places.extend(rows._replace(name=str(own)) for rows in table.attrs[ROWS])
             yield table.reindex(columns=columns)
+        if unnamed and not in_folders:
+            _log.warning("%s: no file has a column %r: each file is one of its own, by its name", pattern, names)
 
     lacking, columns, rows = dict[tuple[str, str], None](), list[str](), None
     while rows is None:
@@ -167,6 +185,18 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
         _log.warning("%s has no column %r, which others have: its rows count as gaps in it", above / file, column)
     rows.attrs = {"file": str(pattern), ROWS: tuple(places)}
     return rows
+
+
+def _stem(own: Path, files: Sequence[Path]) -> str:
+    """Return the name of a file without suffix.
+
+    Raises:
+        SettingError: another file of the same folder has the same.
+    """
+    stems = {path.name: Path(path.name.removesuffix(".gz")).stem for path in files}
+    if twice := [name for name, stem in stems.items() if stem == stems[own.name] and name != own.name]:
+        raise SettingError(f"{own} and {twice[0]} are both of {stems[own.name]!r}: take one out of the pattern's reach")
+    return stems[own.name]
 
 
 class _FurtherColumns(Exception):
