@@ -1,4 +1,7 @@
-"""Named recipes: made from a name and fields, listed with their paper and settings."""
+"""Named recipes: made from a name and fields, listed with their paper and settings.
+
+What every recipe is written with is imported from here: `recipe`, `Recipe`, `CohortSize`, `Sgd` and `SgdSettings`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from piebald.core.discovery import imported, modules
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Reference, Resolver, is_reference
 from piebald.methods.catalog.recipe_help import allowed, documented, home, kind
-from piebald.methods.recipe import Recipe
+from piebald.methods.recipe import Recipe as Recipe
 from piebald.methods.recipe_settings import holds, plain
+from piebald.methods.scheduling.base import CohortSize as CohortSize
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings
+from piebald.methods.training.sgd import Sgd as Sgd
+from piebald.methods.training.sgd import SgdSettings as SgdSettings
 from piebald.settings.plugins import read
 from piebald.settings.toml_document import dumps
 

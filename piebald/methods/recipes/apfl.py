@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import EqualWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.mixed_models import MixedModels
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Deng, Kamani, Mahdavi 2020, Adaptive personalized federated learning", MixedModels)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.scheduling.asynchronous import Asynchronous
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.cached_average import CachedAverage
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 METIS = "Stripelis, Ambite 2020, Accelerating federated learning in heterogeneous data and computational environments"
 

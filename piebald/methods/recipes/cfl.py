@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.methods.catalog.registry import recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.clustering.cfl import Cfl
-from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Sattler, Müller, Samek 2020, Clustered federated learning", Sgd)

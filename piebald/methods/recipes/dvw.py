@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from piebald.methods.aggregation.dvw import Dvw
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.recipes.async_fedavg import METIS
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.scheduling.asynchronous import Asynchronous
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.training.adaptive_frequency import AdaptiveFrequency, LearnerGroup
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 Score = Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"]
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.adaptive_local_aggregation import AdaptiveLocalAggregation
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe(

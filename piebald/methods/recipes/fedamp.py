@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from piebald.methods.catalog.registry import recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.clustering.attentive import Attentive
-from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.last_trained import LastTrained
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Huang et al. 2021, Personalized cross-silo federated learning on non-IID data", LastTrained)

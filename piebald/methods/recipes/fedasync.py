@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from piebald.methods.aggregation.staleness import StalenessWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
 from piebald.methods.scheduling.asynchronous import Asynchronous
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.mixing import Mixing
 from piebald.methods.training.proximal import Proximal
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Xie et al. 2019, Asynchronous federated optimization", Proximal)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import ExampleWeighted
-from piebald.methods.catalog.registry import recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.clustering.single_cluster import SingleCluster
-from piebald.methods.recipe import Recipe
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.scheduling.synchronous import Synchronous
 from piebald.methods.server_optimizer.average import ServerSgd
 from piebald.methods.sharing.layers import Full
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.sharing.layers import Nothing
 from piebald.methods.training.public_distillation import PublicDistillation
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Li and Wang 2019, FedMD: heterogenous federated learning via model distillation", PublicDistillation)

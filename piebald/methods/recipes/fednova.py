@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.normalized import Normalized
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Wang et al. 2020, Tackling the objective inconsistency problem in heterogeneous federated optimization", Sgd)

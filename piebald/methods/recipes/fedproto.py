@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.sharing.layers import Nothing
 from piebald.methods.training.nearest_prototype import NearestPrototype
 from piebald.methods.training.prototypes import Prototypes
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Tan et al. 2022, FedProto: federated prototype learning across heterogeneous clients", Prototypes)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import EqualWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.sharing.layers import AllExcept
 from piebald.methods.training.private_first import PrivateFirst
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Collins et al. 2021, Exploiting shared representations for personalized federated learning", PrivateFirst)

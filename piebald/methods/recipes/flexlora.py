@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from piebald.methods.aggregation.product_average import ProductAverage
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.adapter_ranks import AdapterRanks
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe(

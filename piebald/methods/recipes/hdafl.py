@@ -6,12 +6,9 @@ from typing import Literal, Unpack
 
 from piebald.core.errors import unknown
 from piebald.methods.aggregation.linear import ExampleWeighted, GradientNormWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, Sgd, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.sharing.layers import AllExcept
-from piebald.methods.training.sgd import Sgd, SgdSettings
 
 
 @recipe("Yang, Beliard, Rossi 2020, Heterogeneous data-aware federated learning", Sgd)

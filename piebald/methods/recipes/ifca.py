@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import EqualWeighted
-from piebald.methods.catalog.registry import recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.clustering.ifca import Ifca
-from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.training.lowest_loss import LowestLoss
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Ghosh et al. 2020, An efficient framework for clustered federated learning", LowestLoss)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from piebald.methods.aggregation.linear import EqualWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.momentum import Momentum
 from piebald.methods.training.moreau_envelope import MoreauEnvelope
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Dinh, Tran, Nguyen 2020, Personalized federated learning with Moreau envelopes", MoreauEnvelope)

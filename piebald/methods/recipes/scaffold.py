@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from piebald.methods.aggregation.linear import EqualWeighted
-from piebald.methods.catalog.registry import recipe
-from piebald.methods.recipe import Recipe
+from piebald.methods.catalog.registry import CohortSize, Recipe, SgdSettings, recipe
 from piebald.methods.recipes.fedavg import fedavg
-from piebald.methods.scheduling.base import CohortSize
 from piebald.methods.server_optimizer.momentum import Momentum
 from piebald.methods.training.scaffold import Scaffold
-from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging for federated learning", Scaffold)
