@@ -7,6 +7,7 @@ cohort, `c` clients in a stack.  Client code is written for one client with plai
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
 """
 
+from piebald.contracts.component import Component as Component
 from piebald.contracts.data import SERVER_ID as SERVER_ID
 from piebald.contracts.data import Clients as Clients
 from piebald.contracts.data import Device as Device
@@ -15,6 +16,7 @@ from piebald.contracts.data import HasPublicRows as HasPublicRows
 from piebald.contracts.data import HasServerRows as HasServerRows
 from piebald.contracts.data import HoldsRows as HoldsRows
 from piebald.contracts.data import InMemory as InMemory
+from piebald.contracts.data import ModelSpec as ModelSpec
 from piebald.contracts.data import Rows as Rows
 from piebald.contracts.data import RowsAtSites as RowsAtSites
 from piebald.contracts.data import Split as Split

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from piebald.contracts import PLAIN_PASSES, LocalLoss, LossBatch, PassSettings, Rows
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import PLAIN_PASSES, LocalLoss, LossBatch, ModelSpec, PassSettings, Rows
 from piebald.core import pytree
 from piebald.core.errors import failure_reason
 from piebald.core.machine import float64_device, moved, raise_if_lost

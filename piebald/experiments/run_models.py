@@ -12,8 +12,7 @@ import torch
 from pydantic import BeforeValidator
 from torch import nn
 
-from piebald.contracts import Rows
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ModelSpec, Rows
 from piebald.core import pytree
 from piebald.core.client_models import ClientModel, ClientModels, check_shared, pattern_for_client
 from piebald.core.errors import TOKENS, SettingError, shown

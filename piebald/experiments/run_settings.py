@@ -16,8 +16,7 @@ from pydantic import AfterValidator, InstanceOf, PrivateAttr, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from piebald.contracts import Split
-from piebald.contracts.component import Component
+from piebald.contracts import Component, Split
 from piebald.core.arguments import Count, Fraction, NotNegative, Positive, Seed, Whole, checked
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import accumulates

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from piebald.contracts import Personalizes
+from piebald.contracts import ModelSpec, Personalizes
 from piebald.contracts.component import Component, WordedModel
-from piebald.contracts.data import ModelSpec
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Text
 from piebald.methods.aggregation import linear

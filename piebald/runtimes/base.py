@@ -8,8 +8,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from pydantic import Field
 
-from piebald.contracts import Clients, Fleet, Runtime
-from piebald.contracts.component import Component
+from piebald.contracts import Clients, Component, Fleet, Runtime
 from piebald.methods.client_work import ClientWork
 
 

@@ -14,15 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import (
-    MOST_ROWS,
-    KeyAgreement,
-    Result,
-    Update,
-    count_reason,
-    described,
-)
-from piebald.contracts.component import Component
+from piebald.contracts import MOST_ROWS, Component, KeyAgreement, Result, Update, count_reason, described
 from piebald.core.errors import TOO_LONG
 from piebald.core.machine import raise_if_lost
 from piebald.core.metrics import impossible_reason

@@ -10,8 +10,7 @@ from typing import Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from piebald.contracts import SERVER_ID, Result
-from piebald.contracts.component import Component
+from piebald.contracts import SERVER_ID, Component, Result
 from piebald.core.errors import RuntimeFault, diverged, failure_kind
 from piebald.server.client_pool import ADVICE
 from piebald.server.cluster_state import Counted

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald.contracts import Clients, Cohort, ServerContext, Update
+from piebald.contracts import Clients, Cohort, ModelSpec, ServerContext, Update
 from piebald.contracts.component import Component, build
-from piebald.contracts.data import ModelSpec
 from piebald.core.errors import PiebaldError, SettingError, shown
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout

@@ -11,8 +11,7 @@ from typing import Any, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from piebald.contracts import Rows, Split
-from piebald.contracts.component import Component
+from piebald.contracts import Component, Rows, Split
 from piebald.contracts.data import without_inputs
 from piebald.core.client_models import fitting_patterns, idle_pattern_reason
 from piebald.core.errors import SettingError

@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Clients, InMemory, ModelSpec, Rows, RowsAtSites, Split
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc
 from piebald.core.objective import Objective, in_no_order

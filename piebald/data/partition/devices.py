@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from piebald.contracts import Device
-from piebald.contracts.component import Component
+from piebald.contracts import Component, Device
 from piebald.core.errors import SettingError, unknown
 from piebald.core.files import read_text
 from piebald.core.randomness import generator

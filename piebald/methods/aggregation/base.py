@@ -8,9 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from piebald.contracts import Cohort, Query, ServerContext
-from piebald.contracts.component import Component
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Cohort, Component, ModelSpec, Query, ServerContext
 from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_sum
 from piebald.core.errors import SettingError, shown
 

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Cohort, ModelSpec, QueryRequest, ServerContext, Update
 from piebald.core.randomness import select
 from piebald.methods.aggregation.classification_scores import SCORES
 from piebald.methods.aggregation.linear import Linear

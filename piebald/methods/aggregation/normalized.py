@@ -8,9 +8,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from piebald.contracts import Cohort, ServerContext
+from piebald.contracts import Cohort, ModelSpec, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.data import ModelSpec
 from piebald.core.machine import moved
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.training.sgd import Sgd

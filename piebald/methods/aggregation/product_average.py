@@ -7,8 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Cohort, ModelSpec, ServerContext
 from piebald.core.client_models import adapter_pairs
 from piebald.core.cohort_matrix import weighted_sum
 from piebald.core.parameters import Layout, Slot

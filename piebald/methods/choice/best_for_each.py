@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import ClientContext, OwnChoice, Split, TrainInput, TrainOutput, Trains
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, OwnChoice, Split, TrainInput, TrainOutput, Trains
 from piebald.methods.choice.candidates import CANDIDATES, FEWEST_ROWS, SHARED, ClientCandidates, Verdict, paired
 
 

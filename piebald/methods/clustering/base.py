@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from piebald.contracts import Cohort, ServerContext
-from piebald.contracts.component import Component
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Cohort, Component, ModelSpec, ServerContext
 from piebald.core.errors import SettingError, shown
 
 

@@ -12,9 +12,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from piebald.contracts import Cohort, ServerContext
+from piebald.contracts import Cohort, ModelSpec, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.cohort_matrix import median, too_many_pairs
 from piebald.core.machine import moved

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import Cohort, ServerContext
+from piebald.contracts import Cohort, ModelSpec, ServerContext
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.data import ModelSpec
 from piebald.core.cohort_matrix import coordinates
 from piebald.core.parameters import copied
 from piebald.core.randomness import key, torch_seed

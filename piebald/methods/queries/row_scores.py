@@ -15,6 +15,7 @@ from torch import Tensor
 from piebald.contracts import (
     MOST_REMEMBERED,
     ClientContext,
+    ModelSpec,
     Query,
     ResultForm,
     Rows,
@@ -24,7 +25,6 @@ from piebald.contracts import (
     Trains,
     Update,
 )
-from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.methods.queries.scores import ScoringQuery, used_model
 

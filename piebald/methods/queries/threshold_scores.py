@@ -10,8 +10,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from piebald.contracts import ClientContext, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.core import pytree
 from piebald.core.metrics import GRID, METRICS, best_threshold, checked_criterion, rates
 from piebald.core.targets import TargetDomain

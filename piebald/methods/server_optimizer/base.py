@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from piebald.contracts import StepContext
-from piebald.contracts.component import Component
+from piebald.contracts import Component, StepContext
 
 
 class ServerOptimizer(Component):

@@ -11,9 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from piebald.contracts import Rows
-from piebald.contracts.component import Component
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import Component, ModelSpec, Rows
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
-from piebald.contracts.component import Component
+from piebald.contracts import ClientContext, Component, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 from piebald.core.parameters import head
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from torch import nn
 
-from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, RowPrivacy, SgdConfig, TrainInput, TrainOutput
 from piebald.core.parameters import copied
 from piebald.methods.training.augmentation import mixing
 from piebald.methods.training.sgd import Sgd

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, LossBatch, ModelSpec, TrainInput, TrainOutput
 from piebald.methods.training.sgd import Sgd
 
 _FEWEST = 1e-8  # rows that a class without rows counts as

@@ -7,8 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, TrainInput, TrainOutput
 from piebald.core.parameters import head
 from piebald.methods.training.prototypes import Prototypes
 

@@ -10,8 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, LossBatch, ModelSpec, TrainInput, TrainOutput
 from piebald.core.client_models import ClientModels, narrowed, nested_model
 from piebald.methods.queries.batch_norms import BatchStatistics
 from piebald.methods.training.sgd import Sgd

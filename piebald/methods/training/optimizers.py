@@ -9,8 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from piebald.contracts import StateVector, StepSettings, UpdateRule
-from piebald.contracts.component import Component
+from piebald.contracts import Component, StateVector, StepSettings, UpdateRule
 from piebald.core.arguments import Share
 from piebald.core.errors import SettingError
 from piebald.core.machine import float64_device

@@ -7,8 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, TrainInput, TrainOutput
 from piebald.methods.training.sgd import Sgd
 
 

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from piebald.contracts import ClientContext, LossBatch, StepContext, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, LossBatch, ModelSpec, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.augmentation import mixing
 from piebald.methods.training.base import no_features

@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, TrainInput, TrainOutput
 from piebald.methods.training.sgd import Sgd
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, Slopes, TrainInput, TrainOutput
 from piebald.core.parameters import matching
 from piebald.methods.training.custom_steps import CustomSteps
 

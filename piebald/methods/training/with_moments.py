@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.contracts.data import ModelSpec
+from piebald.contracts import ClientContext, ModelSpec, TrainInput, TrainOutput
 from piebald.methods.training.sgd import Sgd
 
 

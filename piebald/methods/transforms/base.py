@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
-from piebald.contracts.component import Component
+from piebald.contracts import ClientSecrets, Component, KeyAgreement, ServerContext, StepContext, Task, Update
 from piebald.contracts.data import ModelSpec
 from piebald.core.parameters import moving_norm
 

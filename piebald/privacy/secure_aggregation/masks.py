@@ -30,8 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torch import Tensor
 
-from piebald.contracts import MASKING, SumDemands
-from piebald.contracts.component import Component
+from piebald.contracts import MASKING, Component, SumDemands
 from piebald.core.errors import Declined
 from piebald.methods.training.base import Trainer
 from piebald.privacy.secure_aggregation.security import SECURITY, exposure, quorum

@@ -24,6 +24,7 @@ from piebald.contracts import (
     AsksClients,
     Clients,
     ClientSecrets,
+    ModelSpec,
     PartialSum,
     ServerContext,
     Split,
@@ -31,7 +32,6 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.contracts.data import ModelSpec
 from piebald.core.errors import Declined
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key
