@@ -64,16 +64,21 @@ class Links:
         self.names = {name: f"piebald-{os.getpid()}-{name}" for name in NAMES}
         self.addresses = {name: f"10.231.8.{number}" for number, name in enumerate(NAMES, 1)}
         self.passed = self.lost = 0
-        self._devices = dict[bytes, int]()
-        for name in NAMES:
-            ran("ip", "netns", "add", self.names[name])
-            self._devices[bytes(map(int, self.addresses[name].split(".")))] = self._device(self.names[name])
-            ran("ip", "-n", self.names[name], "address", "add", f"{self.addresses[name]}/24", "dev", "link0")
-            ran("ip", "-n", self.names[name], "link", "set", "link0", "up")
-        self.by = "netem" if (delay or loss) and self._netem(delay, loss) else "the program's switch"
+        self._devices, self._over = dict[bytes, int](), threading.Event()
+        self._thread = threading.Thread(target=self._switch, daemon=True)
+        try:
+            for name in NAMES:
+                ran("ip", "netns", "add", self.names[name])
+                self._devices[bytes(map(int, self.addresses[name].split(".")))] = self._device(self.names[name])
+                ran("ip", "-n", self.names[name], "address", "add", f"{self.addresses[name]}/24", "dev", "link0")
+                ran("ip", "-n", self.names[name], "link", "set", "link0", "up")
+            self.by = "netem" if (delay or loss) and self._netem(delay, loss) else "the program's switch"
+        except BaseException:  # what is made before the system refuses something would stay for ever
+            self.close()
+            raise
         self._delay, self._loss = (0.0, 0.0) if self.by == "netem" else (delay, loss)
         self._random = random.Random(0)
-        threading.Thread(target=self._switch, daemon=True).start()
+        self._thread.start()
 
     def _netem(self, delay: float, loss: float) -> bool:
         """Whether the kernel delays and loses what each device sends."""
@@ -93,7 +98,9 @@ class Links:
 
         def make() -> None:
             inside = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-            if ctypes.CDLL(None, use_errno=True).setns(inside, _NETWORK_NAMESPACE):
+            refused = ctypes.CDLL(None, use_errno=True).setns(inside, _NETWORK_NAMESPACE)
+            os.close(inside)
+            if refused:
                 return
             device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"link0", _TUN | _NO_INFORMATION))
@@ -109,7 +116,7 @@ class Links:
     def _switch(self) -> None:
         """Pass packets on, each after the delay, in the order in which they came."""
         waiting, number = list[tuple[float, int, int, bytes]](), 0
-        while True:
+        while not self._over.is_set():
             wait = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 0.5
             for device in select.select([*self._devices.values()], [], [], wait)[0]:
                 packet = os.read(device, 1 << 16)
@@ -144,7 +151,12 @@ class Links:
         return total
 
     def close(self) -> None:
-        """Delete the namespaces."""
+        """End the switch, and delete the namespaces, also where some were not made."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        while self._devices:
+            os.close(self._devices.popitem()[1])
         for name in self.names.values():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
@@ -206,6 +218,7 @@ def main() -> None:
     if shutil.which("ip") is None:
         sys.exit("ip is missing: install iproute2")
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the namespaces are deleted
     rows = []
     for delay, loss in zip(given.delay, given.loss, strict=True):
         rows.append(measured(delay / 1000, loss / 100))

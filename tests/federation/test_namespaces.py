@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,6 +70,38 @@ def within(name: str, act: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return found[0]
+
+
+def test_what_is_made_before_the_system_refuses_a_link_is_deleted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's: each refused start would leave namespaces and devices behind."""
+    file = Path(__file__).parents[2] / "benchmarks" / "networks" / "namespaces.py"
+    spec = importlib.util.spec_from_file_location("namespaces", file)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    asked, devices = list[tuple[str, ...]](), list[int]()
+
+    def ran(*words: str) -> str:
+        asked.append(words)
+        if words[3:5] == ("address", "add") and len(devices) == 2:
+            sys.exit("refused here")
+        return ""
+
+    def device(_: str) -> int:
+        devices.append(os.open(os.devnull, os.O_RDWR))
+        return devices[-1]
+
+    deleted = list[str]()
+    monkeypatch.setattr(program, "ran", ran)
+    monkeypatch.setattr(program.Links, "_device", staticmethod(device))
+    monkeypatch.setattr(program.subprocess, "run", lambda words, **_: deleted.append(words[-1]))
+    with pytest.raises(SystemExit):
+        program.Links(0.0, 0.0)
+    assert {words[3] for words in asked if words[:3] == ("ip", "netns", "add")} <= set(deleted)
+    for handle in devices:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(handle)
 
 
 @pytest.mark.usefixtures("namespaces")

@@ -40,6 +40,37 @@ def run(folder: Path) -> int:
     return (folder / "run.db").stat().st_ino
 
 
+class Clock:
+    """A clock that stands still but for pauses; the holder of a lease gives a sign of life in each, for a while."""
+
+    def __init__(self, holder: Lease, lives: float) -> None:
+        self.now, self._holder, self._lives = 0.0, holder, lives
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now <= self._lives:
+            self._holder.beat()
+
+
+@pytest.mark.parametrize(("process", "expiry", "waits"), [(7, 30.0, 30.0), (7, 5.0, 5.0), (None, 30.0, 3.0)])
+def test_a_holder_that_lives_is_never_taken_for_dead_and_one_that_hangs_is_after_the_expiry(
+    process: int | None, expiry: float, waits: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a process as long as its lock is held; without one, a shared disk may only have no locks."""
+    first = Lease.current
+    assert first is not None
+    clock = Clock(first, lives=300.0)
+    for name, value in (("time", clock), ("running_process", lambda _: process), ("_LOOK", 0.5), ("_QUIET", 3.0)):
+        monkeypatch.setattr(takeover, name, value)
+    monkeypatch.setattr(lease, "seize", lambda _: None)
+    with leased(folder, expiry):
+        assert not first.held()
+        assert 300.0 + waits < clock.now <= 300.0 + waits + 1.0
+
+
 def test_a_run_that_is_broken_fails_alone_when_a_server_takes_over(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,7 @@ _REPORTS = 100  # different sentences about a party, or about strangers: nobody 
 
 log = logging.getLogger("piebald.federation")
 
-Handler = Callable[[str, Any, memoryview], bytes]
+Handler = Callable[[str, Any, memoryview], bytes | None]
 
 
 class Unwelcome(PiebaldError):
@@ -99,12 +99,17 @@ class Link:
         self._admission = Admission(credentials) if is_server else None
         self.last_word = "the server was stopped" if is_server else ""
 
-    def on(self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes]) -> None:
-        """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply."""
+    def on(
+        self, topic: str, kind: type[SomeMessage], handler: Callable[[str, SomeMessage, memoryview], bytes | None]
+    ) -> None:
+        """Set the handler of a topic: it takes a message's origin, head and body, and returns the reply, if any."""
         self._handlers[topic] = (kind, handler)
 
-    def start(self) -> None:
+    def start(self, rest: Link | None = None) -> None:
         """Connect to the server, or listen as the server.
+
+        Args:
+            rest: takes connections that name no protocol while they are not passed on.
 
         Raises:
             SettingError: the address cannot be listened on.
@@ -120,8 +125,19 @@ class Link:
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
                 raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None
+            if rest is not None and isinstance(self._listener, Door):
+                self._listener.rest = rest.behind()
             run = partial(self._listener.serve_forever)
         threading.Thread(target=run, name="federation", daemon=True).start()
+
+    def behind(self) -> Listener:
+        """Return what carries the connections that another link hands to this one, which does not listen."""
+        handlers = self._contexts, self._carry, self._on_refused, self._reject_reason
+        return Listener(self._address, *handlers, binds=False)
+
+    def passes_on(self, protocol: str) -> bool:
+        """Return whether connections that name a protocol are passed on."""
+        return isinstance(self._listener, Door) and protocol in self._listener.routes
 
     def pass_on(self, protocol: str, route: socket.socket | None) -> None:
         """Pass connections that name a protocol on over a socket from now on, or no more (None)."""
@@ -130,6 +146,8 @@ class Link:
             self._listener.routes.pop(protocol, None)
         else:
             self._listener.routes[protocol] = route
+            if not protocol and self._listener.rest is not None:
+                self._listener.rest.end_all("a run begins")
 
     def stop(self) -> None:
         """Disconnect.  Requests that still wait for a reply return None."""

@@ -342,6 +342,7 @@ class Listener(ThreadingTCPServer):
         refusal: called with the address of a connection that was refused, and the error.
         reject_reason: called with the certificate of a party, before its connection is carried and every second from
             then on; the connection ends where it returns a reason.
+        binds: whether it listens; else it carries what a `Door` hands it.
     """
 
     # a server that restarts gets its port although old connections linger in TIME_WAIT
@@ -354,14 +355,14 @@ class Listener(ThreadingTCPServer):
 
     def __init__(
         self, address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal,
-        reject_reason: Callable[[Any], str | None] = lambda _: None,
+        reject_reason: Callable[[Any], str | None] = lambda _: None, *, binds: bool = True,
     ) -> None:  # fmt: skip
         self._contexts, self._carry, self._refusal, self._reject_reason = contexts, carry, refusal, reject_reason
         self._looked = time.monotonic()
         self._open = list[SharedSocket]()  # the oldest first
         self._handshakes = dict[int, socket.socket]()  # by the thread of its handshake, the oldest first
         self._lock = threading.Lock()
-        super().__init__(address, BaseRequestHandler, bind_and_activate=self.passed is None)
+        super().__init__(address, BaseRequestHandler, bind_and_activate=binds and self.passed is None)
         if self.passed is not None:
             self.socket.close()
             self.socket = self.passed.dup()
@@ -435,6 +436,13 @@ class Listener(ThreadingTCPServer):
             if (why := self._reject_reason(secured.certificate)) is not None:
                 self._end_soon(secured, why)
 
+    def end_all(self, why: str) -> None:
+        """End all its connections; the other ends connect again."""
+        with self._lock:
+            connections = list(self._open)
+        for secured in connections:
+            self._end_soon(secured, why)
+
     def _drop(self, secured: SharedSocket) -> None:
         with self._lock:
             # `_end_soon` and the thread that carries it both drop it, in either order
@@ -459,10 +467,12 @@ class Door(Listener):
 
     Attributes:
         routes: the sockets (Unix) over which connections are passed on, by protocol.
+        rest: carries those that name no protocol while nobody takes them; None where they end.
     """
 
     def __init__(self, address: tuple[str, int], *handlers: Any, own: str) -> None:
         self.own, self.routes = own, dict[str, socket.socket]()
+        self.rest: Listener | None = None
         super().__init__(address, *handlers)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -471,12 +481,24 @@ class Door(Listener):
         if protocol == self.own:
             return super().finish_request(request, client_address)
         if (route := self.routes.get(protocol)) is None:
-            return None
+            return None if protocol or self.rest is None else self.rest.finish_request(request, client_address)
         # never waits: a process that takes none for long loses some, and sites connect again
         with suppress(OSError):
             socket.send_fds(route, [b"c"], [request.fileno()], socket.MSG_DONTWAIT)
             # its own file is closed, and not the connection, which another process has now
             request.close()
+
+    def service_actions(self) -> None:
+        """See `Listener`."""
+        super().service_actions()
+        if self.rest is not None:
+            self.rest.service_actions()
+
+    def server_close(self) -> None:
+        """See `Listener`."""
+        super().server_close()
+        if self.rest is not None:
+            self.rest.server_close()
 
     def _protocol(self, request: socket.socket) -> str:
         """Return what a connection names, "" where it says nothing in time."""

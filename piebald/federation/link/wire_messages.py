@@ -213,7 +213,7 @@ class CheckReply(Message):
     Attributes:
         protocol, version: numbers of the server's protocol and of its release.
         time: the server's clock, in seconds since the epoch.
-        terms: digest of the run's terms.
+        terms: digest of the run's terms, "" while there is none.
     """
 
     protocol: Annotated[int, Field(ge=0, lt=1 << 31)] = 5  # the last one whose servers did not say it

@@ -24,13 +24,15 @@ from typing import Any
 from piebald.core.errors import SettingError
 from piebald.core.files import read_json
 from piebald.federation.credentials.provisioning import Credentials
-from piebald.federation.credentials.slots import MOST, protocol_of, slot_folder
+from piebald.federation.credentials.slots import FOLDER, MOST, protocol_of, slot_folder
 from piebald.federation.hub.settings import Federation
 from piebald.federation.link.tls import LISTENS, Listener
 from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
+from piebald.federation.operate.idle_sites import IdleSites
 from piebald.federation.operate.remote import Desk
 from piebald.federation.operate.status import give_sign, lives, running_process
+from piebald.federation.site.claims import Jobs
 from piebald.settings.toml_document import Document
 from piebald.storage import lease
 from piebald.storage.lease import Lease
@@ -92,7 +94,8 @@ class JobProcesses:
         self._lost: dict[int, int] = {}  # how often the process of an experiment has ended without a word
         self._waits = False
         self._desk = Desk(server, queue)
-        self._desk.link.start()
+        self._idle = IdleSites(server, lambda: self._desk.link.passes_on(protocol_of(0)))
+        self._desk.link.start(rest=self._idle.link)
 
     def serve(self) -> None:
         """Take experiments for ever.
@@ -118,6 +121,7 @@ class JobProcesses:
     def close(self) -> None:
         """End all processes; their experiments go on when a server is started again."""
         self._desk.link.stop()
+        self._idle.link.stop()
         for job in self._jobs.values():
             job.process.terminate()
         until = time.monotonic() + _ENDING
@@ -211,51 +215,43 @@ class JobProcesses:
                 runtime, sites = _about(entry)
                 if not entry.begun:
                     refuse_occupied(Path(entry.out))
-                slot = self._slot_for(entry, runtime.needs, sites)
+                slot, why = self._slot_for(entry, runtime.needs, sites)
             except Exception as error:
                 self._queue.change(entry, state="failed", why=str(error))
                 continue
-            if slot is None and self._jobs:
+            if slot is not None:
+                self._start(slot, entry, runtime, sites)
+            elif self._jobs:
                 least = entry.priority if least is None else least
-            elif slot is None and not entry.why:
-                why = "a site states less than it needs, or runs fewer at once"
+            elif why != entry.why:  # until a site says that it has more
                 self._queue.change(entry, why=why)
-            if slot is None:
-                continue
-            self._start(slot, entry, runtime, sites)
 
-    def _slot_for(self, entry: Queued, needs: Needs, sites: list[str] | None) -> int | None:
-        """Return a free slot in which an experiment fits beside those that run, None where there is none now."""
+    def _slot_for(self, entry: Queued, needs: Needs, sites: list[str] | None) -> tuple[int | None, str]:
+        """Return a free slot in which an experiment fits beside those that run; or None, and why there is none now."""
         free = [slot for slot in range(MOST) if slot not in self._jobs]
         if entry.begun and entry.slot is not None:  # its run folder names the credentials of that slot
             free = [slot for slot in free if slot == entry.slot]
-        rows = self._capacities()
-        asked = self._server.sites() if sites is None else sites
-        for slot in free:
-            if slot and any(rows.get(site, {}).get("jobs", 1) <= slot for site in asked):
-                return None
-            if all(self._has_room(site, rows.get(site), needs) for site in asked):
-                return slot
-        return None
+        said, at_once = self._capacities(), MOST
+        for site in self._server.sites() if sites is None else sites:
+            beside = [job.needs for job in self._jobs.values() if job.sites is None or site in job.sites]
+            if site not in said and beside:  # before it is heard, a run alone may need anything
+                return None, f"{site} has not said yet what it has"
+            has = said.get(site)
+            if has is not None and (why := has.reject_reason(needs, beside)):
+                return None, f"{site}: {why}"
+            at_once = min(at_once, 1 if has is None else has.at_once)
+        return next((slot for slot in free if slot < at_once), None), f"its sites take part in {at_once} at once"
 
-    def _has_room(self, site: str, row: Mapping[str, Any] | None, needs: Needs) -> bool:
-        """Return whether a site has what an experiment needs beside those that run there."""
-        beside = [job.needs for job in self._jobs.values() if job.sites is None or site in job.sites]
-        if row is None:  # nothing is known of it before a first run, which alone may need anything
-            return not beside
-        gpus = needs.gpus + sum(other.gpus for other in beside)
-        gigabytes = needs.gigabytes + sum(other.gigabytes for other in beside)
-        return bool(gpus <= (row.get("gpus") or 0) and gigabytes <= (row.get("gigabytes") or 0.0))
-
-    def _capacities(self) -> dict[str, Mapping[str, Any]]:
+    def _capacities(self) -> dict[str, Jobs]:
         """Return what sites have said of themselves last, by site."""
-        folder, rows = self._server.folder, dict[str, Mapping[str, Any]]()
-        slots = [slot for slot in range(1, MOST) if (folder / "jobs" / str(slot)).is_dir()]
-        for slot in [*slots, 0]:  # slot 0 has all sites, and its word is the last
-            for row in _written(slot_folder(folder, slot)).get("sites") or ():
-                if row.get("jobs") is not None:
-                    rows[str(row["site"])] = row
-        return rows
+        folders = [self._server.folder, *(self._server.folder / FOLDER).glob("[0-9]*")]
+        rows = [row for folder in folders for row in _written(folder).get("sites") or () if row.get("jobs") is not None]
+        rows = sorted([*rows, *self._idle.rows.values()], key=lambda row: row.get("heard") or 0.0)
+        has = {str(row["site"]): row for row in rows}  # the last one of each
+        return {
+            site: Jobs(at_once=min(row["jobs"], MOST), gpus=row["gpus"], gigabytes=row["gigabytes"])
+            for site, row in has.items()
+        }
 
     def _start(self, slot: int, entry: Queued, runtime: Federation, sites: list[str] | None) -> None:
         fields = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}

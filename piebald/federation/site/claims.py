@@ -5,17 +5,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from piebald.core.files import read_json
 from piebald.core.private_files import held_alone, write_private
-from piebald.federation.credentials.slots import FOLDER, slot_of
+from piebald.federation.credentials.slots import FOLDER, MOST, slot_of
 from piebald.federation.link.wire_messages import Needs
 from piebald.federation.operate.status import running_process
-from piebald.federation.site.policy import Jobs
 
 _FILE = "needs.json"
+
+
+class Jobs(BaseModel):
+    """Runs at once at this site.  The server's queue starts those that fit, and the site takes part in no others.
+
+    Attributes:
+        at_once: how many.
+        gpus: graphics cards for all of them together.
+        gigabytes: memory for all of them together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_once: int = Field(default=1, ge=1, le=MOST)
+    gpus: int = Field(default=0, ge=0, le=1024)
+    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
+
+    def reject_reason(self, needs: Needs, beside: Iterable[Needs] = ()) -> str | None:
+        """Return the reason why a run needs more than this site has beside its other runs, or None."""
+        others = [*beside]
+        for name, what in (("gpus", "graphics cards"), ("gigabytes", "gigabytes of memory")):
+            wants, has, taken = getattr(needs, name), getattr(self, name), sum(getattr(one, name) for one in others)
+            if wants and wants + taken > has:
+                rest = f", of which its other runs have {taken:g}" if taken else ""
+                return (
+                    f"runtime.needs has {name} = {wants:g}, and this site states {has:g} {what}{rest}: ask for less, "
+                    f"or have its owner state more (jobs = {{ {name} = ... }} in its [policy])"
+                )
+        return None
 
 
 def claim(folder: Path, jobs: Jobs, needs: Needs) -> str | None:

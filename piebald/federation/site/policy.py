@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -14,8 +14,7 @@ from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Ta
 from piebald.core.errors import unknown
 from piebald.core.parameters import matching
 from piebald.data.preparation.cleaning import Cleaning
-from piebald.federation.credentials.slots import MOST
-from piebald.federation.link.wire_messages import Needs
+from piebald.federation.site.claims import Jobs
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.catalog.registry import find, unknown_recipe
 from piebald.methods.client_work import ClientWork
@@ -62,35 +61,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "least_rows": 10,
     }
 }
-
-
-class Jobs(BaseModel):
-    """Runs at once at this site.  The server's queue starts those that fit, and the site takes part in no others.
-
-    Attributes:
-        at_once: how many.
-        gpus: graphics cards for all of them together.
-        gigabytes: memory for all of them together.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    at_once: int = Field(default=1, ge=1, le=MOST)
-    gpus: int = Field(default=0, ge=0, le=1024)
-    gigabytes: float = Field(default=0.0, ge=0, le=1e6)
-
-    def reject_reason(self, needs: Needs, beside: Iterable[Needs] = ()) -> str | None:
-        """Return the reason why a run needs more than this site has beside its other runs, or None."""
-        others = [*beside]
-        for name, what in (("gpus", "graphics cards"), ("gigabytes", "gigabytes of memory")):
-            wants, has, taken = getattr(needs, name), getattr(self, name), sum(getattr(one, name) for one in others)
-            if wants and wants + taken > has:
-                rest = f", of which its other runs have {taken:g}" if taken else ""
-                return (
-                    f"runtime.needs has {name} = {wants:g}, and this site states {has:g} {what}{rest}: ask for less, "
-                    f"or have its owner state more (jobs = {{ {name} = ... }} in its [policy])"
-                )
-        return None
 
 
 class Policy(BaseModel):

@@ -152,10 +152,12 @@ def _checked_with_server(
         if reply.protocol != PROTOCOL:
             sentence = f"it has {release(reply)}, this site {release()}: {SAME_PROTOCOL}"
             reached = Check("server", False, sentence)
-        body = outlet.fetch_terms(reply.terms, timeout=patience)
+        body = outlet.fetch_terms(reply.terms, timeout=patience) if reply.terms else None
     finally:
         link.stop()
     clock = _clock(reply.time - seconds, trip)
+    if not reply.terms:
+        return [rows, reached, clock, Check("run", None, "the server has none at work: check again when one is")]
     if body is None:
         return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
     return [*_met(work, rows, bytes(body), met), reached, clock]
