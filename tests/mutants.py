@@ -127,7 +127,6 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, "
     "and the last is the first",
     "party.Party.share:bound:0": "labels are 1 and -1",
-    "seal.SealContext.encode_blocks:bound:0": "both ways make the same plaintexts",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
     "cluster_state.with_capped_examples:constant:0": "a share of 1 caps nothing, whichever way it is computed",

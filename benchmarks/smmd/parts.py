@@ -1,7 +1,4 @@
-"""What a direction under BFV consists of, and how long SEAL's own operations take, in milliseconds of processor time.
-
-The prototype encoded plaintexts through Python lists.  `lists` does so here, in the same minutes, by turns.
-"""
+"""What a direction under BFV consists of, and how long SEAL's operations take, in milliseconds of processor time."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ from typing import Any
 import numpy as np
 import speed
 from shared.markdown import table
-from shared.measured import ratios, seconds
+from shared.measured import seconds
 from shared.stored import Lines
 from tables import KERNELS
 
 from piebald.contracts.component import build
-from piebald.vertical.encryption import bfv, seal
+from piebald.vertical.encryption import bfv
 
 ROWS, PRODUCTS = 128, ("polynomial (0, 2)", "Gaussian, sigma 1")
-WAYS = {"now": seal.BLOCKS, "lists": 0}  # up to so many blocks are encoded by a matrix product
 
 
 def least(act: Callable[[], Any], times: int = 40) -> float:
@@ -31,16 +27,13 @@ def least(act: Callable[[], Any], times: int = 40) -> float:
     return 1000 * min(seconds(act, time.process_time) for _ in range(times))
 
 
-def directions(pairs: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of whole directions by product and way, by turns."""
-    found: dict[str, dict[str, list[float]]] = {what: {way: [] for way in WAYS} for what in PRODUCTS}
-    for _ in range(pairs):
+def directions(repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of whole directions by product, by turns."""
+    found: dict[str, list[float]] = {what: [] for what in PRODUCTS}
+    for _ in range(repeats):
         for what in PRODUCTS:
-            for way, blocks in WAYS.items():
-                seal.BLOCKS = blocks
-                timed = speed.time_direction(build("backend", {"kind": "bfv"}), speed.of_kernel(KERNELS[what], ROWS), 5)
-                found[what][way].append(1000 * sum(timed["cpu"].values()))
-    seal.BLOCKS = WAYS["now"]
+            timed = speed.time_direction(build("backend", {"kind": "bfv"}), speed.of_kernel(KERNELS[what], ROWS), 5)
+            found[what].append(1000 * sum(timed["cpu"].values()))
     return found
 
 
@@ -80,10 +73,10 @@ def operations() -> list[tuple[str, int, float]]:
     return [(name, times, least(act)) for name, times, act in steps]
 
 
-def run(raw: Path, pairs: int = 5) -> None:
+def run(raw: Path, repeats: int = 5) -> None:
     """Measure, and keep it."""
     raw.parent.mkdir(parents=True, exist_ok=True)
-    raw.write_text(json.dumps({"directions": directions(pairs), "operations": operations()}) + "\n")
+    raw.write_text(json.dumps({"directions": directions(repeats), "operations": operations()}) + "\n")
     for block in tables(raw).values():
         print(block)
 
@@ -91,12 +84,9 @@ def run(raw: Path, pairs: int = 5) -> None:
 def tables(raw: Path) -> dict[str, str]:
     """Markdown by name."""
     (found,) = Lines(raw).read()
-    whole = []
-    for what, ways in found["directions"].items():
-        now, lists = (f"{statistics.median(ways[way]):.0f}" for way in WAYS)
-        whole.append([what, now, lists, f"{ratios(ways['now'], ways['lists'])[0]:.2f}"])
+    whole = [[what, f"{statistics.median(times):.0f}"] for what, times in found["directions"].items()]
     single = [[name, times, f"{ms:.3f}", f"{times * ms:.1f}"] for name, times, ms in found["operations"]]
     last = f"| all of them | | | {sum(times * ms for _, times, ms in found['operations']):.1f} |"
-    directions = table(["one direction, 128 rows, 64 units", "ms", "plaintexts through lists, ms", "times"], whole)
+    directions = table(["one direction, 128 rows, 64 units", "ms"], whole)
     operations = table(["operation of SEAL", "times", "ms each", "ms"], single)
     return {"parts": f"{directions}\n\n{operations}\n{last}"}

@@ -4,7 +4,7 @@
     python benchmarks/smmd/run.py gap --seeds 3        one change of our conditions at a time, beside the paper's
     python benchmarks/smmd/run.py verify
     python benchmarks/smmd/run.py speed                the column of `phe` needs: pip install phe
-    python benchmarks/smmd/run.py parts                a direction under BFV, beside the prototype's way, and its parts
+    python benchmarks/smmd/run.py parts                a direction under BFV, and its parts
     python benchmarks/smmd/run.py write                put what was measured into RESULTS.md
     python benchmarks/smmd/run.py tables --scale full  encrypted with BFV instead of its integers in fixed point
 

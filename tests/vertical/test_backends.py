@@ -179,22 +179,6 @@ def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
         product(made, size, np.full((2, 2), np.nan), np.zeros(2), np.ones((2, 2)))
 
 
-@pytest.mark.parametrize(
-    ("width", "most"),
-    [(64, 2**19), (4096, 2**26), (16, 2**19), (64, 2**21)],
-    ids=["matrix", "two blocks", "many blocks", "large values"],
-)
-@pytest.mark.parametrize("backend", [encrypted("bfv")])
-def test_blocks_are_encoded_as_the_library_would(backend, width, most):
-    from piebald.vertical.encryption.bfv import context, modular
-
-    he = context(8192)
-    values = np.random.default_rng(0).integers(-most, most, (8192 // width, 20))
-    values[:, 3:5] = [-most, most]
-    for plain, column in zip(he.encode_blocks(values, width), values.T, strict=True):
-        np.testing.assert_array_equal(he.decode(plain), modular(np.repeat(column, width), he.t))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("backend", [encrypted("bfv", degree=16384)])
 def test_the_larger_ring_computes_the_same(backend):

@@ -293,7 +293,8 @@ class _BfvEvaluator(Evaluator):
         return numbers if later else [[self._plains(block, plan) for block in row] for row in numbers]
 
     def _plains(self, numbers: Ints, plan: BfvLayout) -> list[Any]:
-        return [self.he.ntt(plain) for plain in self.he.encode_blocks(numbers, plan.block)]
+        columns = np.repeat(modular(numbers, self.he.t), plan.block, axis=0).T  # one number for each block
+        return [self.he.ntt(self.he.encode(slots)) for slots in columns]
 
     def multiply(self, encrypted: bytes, prepared: list[list[Any]], size: ProductSize) -> tuple[bytes, Unsigned]:
         with self.he.computing("statistics"):
