@@ -153,11 +153,11 @@ def is_several(value: Any) -> bool:
     """Return whether inputs or targets are several arrays or tensors, in a tuple or a dict."""
     if isinstance(value, Mapping):
         return True
-    return isinstance(value, tuple) and bool(value) and all(isinstance(part, np.ndarray | Tensor) for part in value)
+    return isinstance(value, tuple) and bool(value) and all(isinstance(leaf, np.ndarray | Tensor) for leaf in value)
 
 
 def input_arrays(value: Any, who: str, tokens: bool = False) -> Any:
-    """Inputs as `inputs` returns them; or several of them, in a tuple or dict as they came, each converted by `_part`.
+    """Inputs as `inputs` returns them; or several of them, in a tuple or dict as they came, each converted by `_leaf`.
 
     Raises:
         SettingError: as for `inputs`, or several inputs have different numbers of rows.
@@ -171,34 +171,34 @@ def target_arrays(value: Any, who: str, classes: Sequence[str] | None = None) ->
 
 
 def _several(value: Any, who: str, role: str) -> Any:
-    tree = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else tuple(value)
+    tree = {str(name): leaf for name, leaf in value.items()} if isinstance(value, Mapping) else tuple(value)
     if not tree:
         raise SettingError(f"{who}: {role} must be one array or more, got an empty dict")
     # `mapped` visits leaves in the order of `named_leaves`, but does not pass their names
     names = iter([name for name, _ in named_leaves(tree)])
-    arrays = mapped(lambda part: _part(part, f"{who}, {role} {next(names)!r}", role), tree)
-    lengths = {name: len(part) for name, part in named_leaves(arrays)}
+    arrays = mapped(lambda leaf: _leaf(leaf, f"{who}, {role} {next(names)!r}", role), tree)
+    lengths = {name: len(leaf) for name, leaf in named_leaves(arrays)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{count} of {name!r}" for name, count in lengths.items())
         raise SettingError(f"{who}: {role} must have the same rows in every part, got {counts}")
     return arrays
 
 
-def _part(value: Any, who: str, role: str) -> Array:
+def _leaf(value: Any, who: str, role: str) -> Array:
     """One of several arrays [n, ...]: whole numbers become int64, booleans stay, real numbers become float32, and
     uint8 intensities stay.
     """
-    part = array(value, who, role)
-    if role == "inputs" and _are_intensities(part):
-        return inputs(part, who)
-    if part.dtype.kind == "U":
-        raise SettingError(f"{who} must be numbers, got text like {str(part.flat[0])!r}: encode it as numbers first")
-    if part.dtype.kind == "f":
+    leaf = array(value, who, role)
+    if role == "inputs" and _are_intensities(leaf):
+        return inputs(leaf, who)
+    if leaf.dtype.kind == "U":
+        raise SettingError(f"{who} must be numbers, got text like {str(leaf.flat[0])!r}: encode it as numbers first")
+    if leaf.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            part = np.require(part, dtype=np.float32, requirements=["C", "W"])
-        _finite(part, who, role)
-        return part
-    return np.require(part, dtype=bool if part.dtype.kind == "b" else np.int64, requirements=["C", "W"])
+            leaf = np.require(leaf, dtype=np.float32, requirements=["C", "W"])
+        _finite(leaf, who, role)
+        return leaf
+    return np.require(leaf, dtype=bool if leaf.dtype.kind == "b" else np.int64, requirements=["C", "W"])
 
 
 def kind(y: Any) -> Literal["text", "whole", "real", "several"]:
@@ -296,10 +296,10 @@ def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
     longest_by_name: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for who, *both in raws:
         for longest_of, tree, role in zip(longest_by_name, both, ("inputs", "targets"), strict=True):
-            for name, part in _parts(tree):
-                if not _is_sequences(part, role):
+            for name, leaf in _named_arrays(tree):
+                if not _is_sequences(leaf, role):
                     continue
-                longest = max(map(len, part))
+                longest = max(map(len, leaf))
                 if length is not None and longest > length:
                     raise SettingError(
                         f"{who}: {role} must be sequences of at most length = {length}, got one of {longest}: raise "
@@ -311,17 +311,17 @@ def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
 
 def lengths_of(x: Any, y: Any) -> Lengths:
     """The lengths of rows that are filled up already, for others that are to be like them."""
-    inputs = {name: part.shape[1] for name, part in named_leaves(x) if part.ndim > 1}
+    inputs = {name: leaf.shape[1] for name, leaf in named_leaves(x) if leaf.ndim > 1}
     # rows given as one input have no name yet, and get it when they are filled up
     if (single := next((name for name in _NAMED.values() if name in inputs), None)) is not None:
         inputs[""] = inputs[single]
-    return Lengths(inputs, {name: part.shape[1] for name, part in named_leaves(y) if part.ndim > 1})
+    return Lengths(inputs, {name: leaf.shape[1] for name, leaf in named_leaves(y) if leaf.ndim > 1})
 
 
 def padded(raw: Raw, to: Lengths) -> tuple[Any, Any]:
     """Inputs and targets with their sequences filled up, and with masks for inputs."""
     who, x, y = raw
-    filled = {name: _filled(part, to.targets.get(name), IGNORED, f"{who}, targets") for name, part in _parts(y)}
+    filled = {name: _filled(leaf, to.targets.get(name), IGNORED, f"{who}, targets") for name, leaf in _named_arrays(y)}
     return _inputs(who, x, to.inputs), filled if isinstance(y, Mapping) else _like(y, filled)
 
 
@@ -330,18 +330,18 @@ def _inputs(who: str, x: Any, to: Mapping[str, int]) -> Any:
         return x
     if isinstance(x, tuple):
         raise SettingError(f"{who}: inputs with sequences of unequal length need names: give a dict, not a tuple")
-    parts = dict(_parts(x))
+    leaves = dict(_named_arrays(x))
     if not isinstance(x, Mapping):
-        first = np.asarray(parts[""][0])  # a single input gets the name that Hugging Face models give it
-        parts = {_NAMED[first.dtype.kind in "iub"]: parts[""]}
-        to = {next(iter(parts)): to[""]}
+        first = np.asarray(leaves[""][0])  # a single input gets the name that Hugging Face models give it
+        leaves = {_NAMED[first.dtype.kind in "iub"]: leaves[""]}
+        to = {next(iter(leaves)): to[""]}
     arrays = {}
-    for name, part in parts.items():
+    for name, leaf in leaves.items():
         fill = IGNORED if name == "labels" else 0
-        arrays[name] = _filled(part, to.get(name), fill, f"{who}, inputs {name!r}")
-    covered = [_sizes(part) for name, part in parts.items() if name.endswith(_MASK)]
-    for name, part in parts.items():
-        sizes = _sizes(part)
+        arrays[name] = _filled(leaf, to.get(name), fill, f"{who}, inputs {name!r}")
+    covered = [_sizes(leaf) for name, leaf in leaves.items() if name.endswith(_MASK)]
+    for name, leaf in leaves.items():
+        sizes = _sizes(leaf)
         # one mask serves all inputs whose sequences have the same lengths, such as ids and their token types
         if name in to and name != "labels" and sizes not in covered:
             arrays[_mask_name(name, not covered)] = (np.arange(to[name]) < np.array(sizes)[:, None]).astype(np.int64)
@@ -356,35 +356,35 @@ def _mask_name(name: str, first: bool) -> str:
     return _MASK if first else f"{name}_{_MASK}"
 
 
-def _parts(tree: Any) -> Iterator[tuple[str, Any]]:
-    several = isinstance(tree, Mapping) or (isinstance(tree, tuple) and all(_is_rows(part) for part in tree))
+def _named_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
+    several = isinstance(tree, Mapping) or (isinstance(tree, tuple) and all(_is_rows(leaf) for leaf in tree))
     yield from named_leaves(tree) if several else [("", tree)]
 
 
-def _is_rows(part: Any) -> bool:
-    return isinstance(part, np.ndarray | Tensor | list)
+def _is_rows(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | Tensor | list)
 
 
 def _like(y: Any, filled: Mapping[str, Any]) -> Any:
     return tuple(filled.values()) if len(filled) > 1 or "" not in filled else filled[""]
 
 
-def _is_sequences(part: Any, role: str) -> bool:
-    """Return whether a part is a list of sequences; targets of real numbers are vectors to predict."""
-    if not isinstance(part, list) or not part or not all(np.ndim(row) for row in part):
+def _is_sequences(leaf: Any, role: str) -> bool:
+    """Return whether an array of a tree is a list of sequences; targets of real numbers are vectors to predict."""
+    if not isinstance(leaf, list) or not leaf or not all(np.ndim(row) for row in leaf):
         return False
-    return role == "inputs" or np.asarray(part[0]).dtype.kind in "iub"
+    return role == "inputs" or np.asarray(leaf[0]).dtype.kind in "iub"
 
 
-def _sizes(part: Any) -> list[int]:
-    return [len(row) for row in part] if isinstance(part, list) else []
+def _sizes(leaf: Any) -> list[int]:
+    return [len(row) for row in leaf] if isinstance(leaf, list) else []
 
 
-def _filled(part: Any, length: int | None, fill: int, who: str) -> Any:
+def _filled(leaf: Any, length: int | None, fill: int, who: str) -> Any:
     """A list of sequences as one array [n, length, ...]; other parts as they are."""
-    if length is None or not isinstance(part, list):
-        return part
-    rows: list[NDArray[Any]] = [np.asarray(row) for row in part]
+    if length is None or not isinstance(leaf, list):
+        return leaf
+    rows: list[NDArray[Any]] = [np.asarray(row) for row in leaf]
     if len({row.shape[1:] for row in rows}) > 1:
         raise SettingError(f"{who}: sequences must be alike in all but their length, got rows {_shapes(rows)}")
     array = np.full((len(rows), length, *rows[0].shape[1:]), fill, dtype=np.result_type(*rows))

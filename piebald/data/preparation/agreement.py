@@ -1,6 +1,6 @@
 """The agreement: from the answers of clients to the preparation, the same in a simulation and in a federation.
 
-ComBat: differences of place and scale between clients are taken out of columns of numbers.
+ComBat: differences of location and scale between clients are taken out of columns of numbers.
 
 Johnson, Li, Rabinovic 2007, "Adjusting batch effects in microarray expression data using empirical Bayes methods",
 without covariates.  All that it needs of a client are moments of its columns, so nobody's rows leave
@@ -71,10 +71,10 @@ def harmonised(moments: Mapping[str, Sequence[Moments]], clients: Sequence[str])
     names = list(moments)
     if len(clients) < 2:
         raise SettingError("harmonise = 'combat' compares clients, and there is one: leave it out")
-    parts = [
+    fields = [
         [getattr(one, field)[0] for one in moments[name]] for field in ("present", "mean", "scatter") for name in names
     ]
-    count, mean, scatter = np.array(parts, dtype=np.float64).reshape(3, len(names), len(clients))
+    count, mean, scatter = np.array(fields, dtype=np.float64).reshape(3, len(names), len(clients))
     if (count < 2).any():
         column, client = np.argwhere(count < 2)[0]
         raise SettingError(
@@ -100,23 +100,23 @@ def harmonised(moments: Mapping[str, Sequence[Moments]], clients: Sequence[str])
     }
 
 
-def _shrunk(count: Floats, place: Floats, spread: Floats) -> tuple[Floats, Floats]:
+def _shrunk(count: Floats, location: Floats, spread: Floats) -> tuple[Floats, Floats]:
     """Return the posterior means of a client's effects in its columns, by iteration (equations 3.1 and 3.2)."""
-    centre, width = place.mean(), place.var(ddof=1)
+    centre, width = location.mean(), location.var(ddof=1)
     middle, around = spread.mean(), spread.var(ddof=1)
     if not around > 0:  # all columns have one spread, so nothing is to be shrunk
-        return (count * width * place + spread * centre) / np.maximum(count * width + spread, 1e-300), spread
+        return (count * width * location + spread * centre) / np.maximum(count * width + spread, 1e-300), spread
     # the inverse gamma distribution with the mean and the variance of the client's spreads
     shape, rate = 2 + middle**2 / around, middle + middle**3 / around
-    new_place, new_spread = place, spread
+    new_location, new_spread = location, spread
     for _ in range(_STEPS):
-        before: tuple[NDArray[np.float64], NDArray[np.float64]] = new_place, new_spread
-        new_place = (count * width * place + new_spread * centre) / (count * width + new_spread)
-        squares = (count - 1) * spread + count * (place - new_place) ** 2
+        before: tuple[NDArray[np.float64], NDArray[np.float64]] = new_location, new_spread
+        new_location = (count * width * location + new_spread * centre) / (count * width + new_spread)
+        squares = (count - 1) * spread + count * (location - new_location) ** 2
         new_spread = (rate + squares / 2) / (count / 2 + shape - 1)
-        if max(np.abs(new_place - before[0]).max(), np.abs(new_spread - before[1]).max()) < _CONVERGED:
+        if max(np.abs(new_location - before[0]).max(), np.abs(new_spread - before[1]).max()) < _CONVERGED:
             break
-    return new_place, new_spread
+    return new_location, new_spread
 
 
 Ask = Callable[[Question], Sequence[Any]]
@@ -152,14 +152,16 @@ def agree(
     if classes is None:
         classes = _common_classes(kinds_of)
         warn_of_like_names(classes or (), f"target {name!r}: ", "classes")
-        warn_of_unlike_classes({client: held.classes or () for client, held in zip(clients(), kinds_of)}, name)  # noqa: B905
-    scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
+        warn_of_unlike_classes({client: reply.classes or () for client, reply in zip(clients(), kinds_of)}, name)  # noqa: B905
+    scale = {column: scaling for column, scaling in settings.scale.items() if kinds.get(column) == "number"}
     # rows in one place have no client with a name
-    held_units = {
-        client: held.units for client, held in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)
+    units_by_client = {
+        client: reply.units for client, reply in zip(clients() or map(str, range(len(kinds_of))), kinds_of, strict=True)
     }
     forms = {
-        column: forms for column, kind in kinds.items() if kind == "date" and (forms := date_forms(column, held_units))
+        column: forms
+        for column, kind in kinds.items()
+        if kind == "date" and (forms := date_forms(column, units_by_client))
     }
     question = ValuesQuestion(
         kinds=kinds,
@@ -170,17 +172,17 @@ def agree(
         target=classes is None,
     )
     answers = ask(question)
-    moments_of = {part: [held.numbers[part].moments for held in answers] for part in answers[0].numbers}
-    of_target = [held.target.moments for held in answers if held.target is not None]
+    moments_of = {parsed: [reply.numbers[parsed].moments for reply in answers] for parsed in answers[0].numbers}
+    of_target = [reply.target.moments for reply in answers if reply.target is not None]
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
-    units = common_units({**numeric, **({name: of_target} if of_target else {})}, held_units)
-    told_of = {column: [held.numbers[column] for held in answers] for column in numeric}
-    told_of |= {name: [held.target for held in answers if held.target is not None]} if of_target else {}
-    by_client = {column: dict(zip(held_units, (Spread.of_moments(told.moments, told.quantiles) for told in of),
+    units = common_units({**numeric, **({name: of_target} if of_target else {})}, units_by_client)
+    replies_of = {column: [reply.numbers[column] for reply in answers] for column in numeric}
+    replies_of |= {name: [reply.target for reply in answers if reply.target is not None]} if of_target else {}
+    by_client = {column: dict(zip(units_by_client, (Spread.of_moments(reply.moments, reply.quantiles) for reply in of),
                                   strict=True))
-                 for column, of in told_of.items() if len(of) == len(held_units)}  # fmt: skip
-    for told in units_at_sites(by_client):
-        logging.getLogger(VALUES_LOG).warning("%s", told)
+                 for column, of in replies_of.items() if len(of) == len(units_by_client)}  # fmt: skip
+    for sentence in units_at_sites(by_client):
+        logging.getLogger(VALUES_LOG).warning("%s", sentence)
     lines: Lines = {}
     if settings.harmonise is not None:
         numbers = [column for column, kind in kinds.items() if kind == "number"]
@@ -191,12 +193,12 @@ def agree(
             each = zip(clients(), moments_of[column], strict=True)
             moments_of[column] = [_on_line(moments, *lines[client][column]) for client, moments in each]
     # merged after the change, so that mean and deviation are those of harmonised numbers
-    pooled = {part: merged(moments) for part, moments in moments_of.items()}
+    pooled = {parsed: merged(moments) for parsed, moments in moments_of.items()}
     columns: list[column_models.Column] = []
     learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
     for column, kind in kinds.items():
         if kind == "category":
-            named = sorted({word for held in answers for word in held.categories[column].names})
+            named = sorted({word for reply in answers for word in reply.categories[column].names})
             if not named:
                 left_out[column] = f"no value is in {settings.least_rows} rows"
             elif len(named) > column_models.MOST_CATEGORIES:
@@ -204,9 +206,9 @@ def agree(
             else:
                 columns.append(column_models.CategoryColumn(
                     name=column, categories=named, coding="one-hot" if len(named) <= settings.one_hot else "embedding",
-                    gaps=any(held.categories[column].gaps for held in answers),
+                    gaps=any(reply.categories[column].gaps for reply in answers),
                     # a category of one client may be too rare at another, whose rows have it nevertheless
-                    rare=any(held.categories[column].others for held in answers),
+                    rare=any(reply.categories[column].others for reply in answers),
                 ))  # fmt: skip
         elif kind == "text":
             assert settings.tokenizer is not None
@@ -248,13 +250,13 @@ def agree(
     )  # fmt: skip
 
 
-def _target_scale(chosen: str | None, name: str) -> Literal["standard", "none"] | None:
+def _target_scale(scaling: str | None, name: str) -> Literal["standard", "none"] | None:
     """Return how a target of numbers is scaled, None where that follows from the loss."""
-    if chosen in (None, "standard", "none"):
-        return cast('Literal["standard", "none"] | None', chosen)
+    if scaling in (None, "standard", "none"):
+        return cast('Literal["standard", "none"] | None', scaling)
     raise SettingError(
         f"scale of the target {name!r} in [prepare] must be 'standard', or 'none' for a loss in its own unit, got "
-        f"{chosen!r}: change the column itself, or take another one"
+        f"{scaling!r}: change the column itself, or take another one"
     )
 
 
@@ -269,8 +271,8 @@ def targets_together(
         scales: what [prepare] says of columns, which must be the same for all that it names.
         clients: the names of the clients, of whom some may code a label or an event in another way than the others.
     """
-    for at, name in enumerate(names):
-        values = {client: np.unique(rows[:, at]) for client, rows in zip(clients, numbers, strict=True)}
+    for index, name in enumerate(names):
+        values = {client: np.unique(rows[:, index]) for client, rows in zip(clients, numbers, strict=True)}
         if all(are_classes(own) for own in values.values()):
             coded = {
                 client: [f"{x:g}" for x in own[np.isfinite(own) & (own != IGNORED)]] for client, own in values.items()
@@ -327,14 +329,14 @@ def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
     Raises:
         SettingError: targets are classes at some clients only.
     """
-    classes = [held.classes for held in answers]
+    classes = [reply.classes for reply in answers]
     if all(names is None for names in classes):
         return None
     if any(names is None for names in classes):
         raise SettingError(
             "targets must be classes at all clients or amounts at all: set regression, or name all classes, in [data]"
         )
-    return in_order(name for held in classes for name in held or ())
+    return in_order(name for reply in classes for name in reply or ())
 
 
 def _on_line(moments: Moments, slope: float, offset: float) -> Moments:
@@ -401,7 +403,7 @@ def _unlogged(
     if not logged:
         return {name: pooled[name] for name in names}
     plain = ask(question.model_copy(update={"scale": {}, "kinds": {name: "number" for name in logged}}))
-    return {name: merged(held.numbers[name].moments for held in plain) if name in logged else pooled[name]
+    return {name: merged(reply.numbers[name].moments for reply in plain) if name in logged else pooled[name]
             for name in names}  # fmt: skip
 
 
@@ -461,7 +463,7 @@ def quantiles(
                 raise SettingError(f"ranks need counts of each client: {error}") from None
             break  # the middle of an interval, whose ends are known
         for name, interval in asked.items():
-            counts = np.sum([held.counts[name] for held in answers], axis=0)
+            counts = np.sum([reply.counts[name] for reply in answers], axis=0)
             interval.narrow(limits[name], counts.reshape(limits[name].shape))
     return {name: interval.values() for name, interval in intervals.items()}
 
@@ -477,9 +479,9 @@ class _Intervals:
         rows, mean = int(moments.present[0]), float(moments.mean[0])
         gaps = int(moments.missing[0]) if len(shares) == len(LEVELS) else 0
         deviation = math.sqrt(float(moments.scatter[0]) / rows) if rows else 0.0
-        places = max(rows + gaps - 1, 0) * shares
-        self._part = places - np.floor(places)
-        ranks, half = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64), (rows + 1) // 2
+        positions = max(rows + gaps - 1, 0) * shares
+        self._fraction = positions - np.floor(positions)
+        ranks, half = np.stack([np.floor(positions), np.ceil(positions)]).astype(np.int64), (rows + 1) // 2
         self._filled = (ranks >= half) & (ranks < half + gaps)
         middle = np.array([[(rows - 1) // 2], [rows // 2]])
         self._ranks = np.where(ranks < half, ranks, np.where(self._filled, middle, ranks - gaps))
@@ -505,20 +507,20 @@ class _Intervals:
         """Take the part of each interval in which its order statistic is."""
         self._narrowed = True
         reached = counts > self._ranks[..., None]
-        place = np.where(reached.any(-1), np.argmax(reached, axis=-1), reached.shape[-1] - 1)[..., None]
+        index = np.where(reached.any(-1), np.argmax(reached, axis=-1), reached.shape[-1] - 1)[..., None]
         edges = np.concatenate([self._low[..., None], thresholds], axis=-1)
-        self._low = np.take_along_axis(edges, place, -1)[..., 0]
-        self._high = np.take_along_axis(thresholds, place, -1)[..., 0]
+        self._low = np.take_along_axis(edges, index, -1)[..., 0]
+        self._high = np.take_along_axis(thresholds, index, -1)[..., 0]
 
     def values(self) -> tuple[Floats, float]:
         """Return the quantiles, linear between order statistics, and the most by which they are off."""
         simple = np.vectorize(simplest, otypes=[float])
         # before any count is known, the mean stands for the median
         around = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
-        around[self._filled] = around[:, len(self._part) // 2].mean()  # the median of the values that are there
+        around[self._filled] = around[:, len(self._fraction) // 2].mean()  # the median of the values that are there
         below, above = around
         # each quantile is rounded on its own and may fall below the one before, which `Numbers` refuses
-        return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
+        return np.maximum.accumulate(below + (above - below) * self._fraction), float((self._high - self._low).max())
 
 
 def simplest(low: float, high: float) -> float:
@@ -549,19 +551,19 @@ def _powers(
     The likelihood is that of Yeo and Johnson (2000, section 4.1), as in scikit-learn's PowerTransformer.
     """
     spans = dict.fromkeys(medians, _CLOSEST)
-    chosen: dict[str, tuple[float, float, Moments]] = {}
+    exponent_of: dict[str, tuple[float, float, Moments]] = {}
     for _ in range(_ZOOMS if medians else 0):
         exponents = {name: np.linspace(*span, _EXPONENTS).tolist() for name, span in spans.items()}
         answers = ask(PowersQuestion(gaps=question.gaps, exponents=exponents))
         for name, tried in exponents.items():
             values = medians[name][0]
             gaps, filler = int(pooled[name].missing[0]), np.array([float(values[len(values) // 2])])
-            logarithms = sum(held.logarithms[name] for held in answers) + gaps * signed_logarithms(filler)
+            logarithms = sum(reply.logarithms[name] for reply in answers) + gaps * signed_logarithms(filler)
             # a constant column has no likelihood, and keeps the exponent 0
             best = (-math.inf, 0.0, pooled[name])
             for index, exponent in enumerate(tried):
                 moments = _filled(
-                    merged(held.moments[name][index].moments for held in answers),
+                    merged(reply.moments[name][index].moments for reply in answers),
                     float(yeo_johnson(filler, exponent)[0]) if gaps else 0.0,
                 )
                 rows = int(moments.present[0])
@@ -569,5 +571,5 @@ def _powers(
                 likelihood = (exponent - 1) * logarithms - (rows / 2 * math.log(variance) if variance > 0 else math.inf)
                 best = max(best, (likelihood, exponent, moments), key=lambda one: one[0])
             step = (tried[-1] - tried[0]) / (_EXPONENTS - 1)
-            spans[name], chosen[name] = (best[1] - step, best[1] + step), (best[1], step, best[2])
-    return chosen
+            spans[name], exponent_of[name] = (best[1] - step, best[1] + step), (best[1], step, best[2])
+    return exponent_of
