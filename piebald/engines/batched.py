@@ -22,10 +22,10 @@ from piebald.core.machine import moved
 from piebald.core.metrics import mean_over_rows
 from piebald.core.parameters import Layout, Slot
 from piebald.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
-from piebald.engines.factored.client_state import client_row_places, in_step_rows
+from piebald.engines.factored.client_state import client_row_positions, in_step_rows
 from piebald.engines.factored.factors import ClientRowFactor
 from piebald.engines.factored.vectors import FactoredVectors
-from piebald.engines.row_loader import Gathered, Places
+from piebald.engines.row_loader import Gathered, Positions
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.sgd_step import PassRows, SgdRun, lay_out_rows
 from piebald.engines.vmapped import Leaves, VmappedEngine, restored_order, rows_of
@@ -119,7 +119,7 @@ class BatchedEngine(VmappedEngine):
         run: SgdRun,
         start: FactoredVectors,
         shifts: Sequence[FactoredVectors],
-        plans: Sequence[Sequence[Places]],
+        plans: Sequence[Sequence[Positions]],
     ) -> list[Slot]:
         """Dense layers whose weights need not be formed: their steps are linear in the gradients, and it is cheaper."""
         config = run.config
@@ -259,7 +259,7 @@ class _BatchedRun:
         )
         module.batched_pass.hook = torch.zeros((), device=engine.device, requires_grad=True)
         self.ahead: _Ahead | None = None
-        self.places: Tensor | None = None
+        self.positions: Tensor | None = None
 
     def _outside_factored(self, matrix: Tensor) -> Tensor:
         """The columns of a [c, p] matrix outside of factored layers."""
@@ -273,7 +273,7 @@ class _BatchedRun:
             return vectors[0]
         return torch.cat(vectors, dim=1) if vectors else self.engine.vector.new_zeros(len(matrix), 0)
 
-    def begin(self, gathered: Gathered, plans: Sequence[Sequence[Places]]) -> None:
+    def begin(self, gathered: Gathered, plans: Sequence[Sequence[Positions]]) -> None:
         """Start the factored layers.  Where one sees the model's inputs, fetch the rows of all steps at once and
         compute its products ahead.
         """
@@ -287,10 +287,13 @@ class _BatchedRun:
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             inputs = rows.view(len(index), -1, inside)
             if self.run.correction is not None and self.engine.row_loader.indexed and self.ahead.each == 1:
-                places = [gathered.places[row] for row in self.order]
-                self.places, first = (part.to(self.w.device) for part in client_row_places(index, ends, plans, places))
+                positions = [gathered.positions[row] for row in self.order]
+                self.positions, first = (
+                    part.to(self.w.device) for part in client_row_positions(index, ends, plans, positions)
+                )
                 self.shifts = [
-                    _Shift(self._by_steps(vectors, inputs, self.places, first), share) for vectors, share in self.shifts
+                    _Shift(self._by_steps(vectors, inputs, self.positions, first), share)
+                    for vectors, share in self.shifts
                 ]
         starts = [self.start, *(shift.vectors for shift in self.shifts)]
         for layer in self.module.factored:
@@ -298,11 +301,13 @@ class _BatchedRun:
         for layer in direct:
             layer.look_ahead(inputs)
 
-    def _by_steps(self, vectors: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
+    def _by_steps(self, vectors: FactoredVectors, x: Tensor, positions: Tensor, first: Tensor) -> FactoredVectors:
         """The vectors, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
         factors = []
         for factor, scale in vectors.factors:
-            form = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
+            form = (
+                in_step_rows(factor, x, positions, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
+            )
             factors.append((form or factor, scale))
         return vectors.like(vectors.matrices, factors, vectors.own)
 
@@ -312,7 +317,7 @@ class _BatchedRun:
         if self.run.config.augmentation:
             rows = self.engine.stacked(gathered, pass_rows, self.run, step)
             return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), pass_rows.mask
-        flat = pass_rows.places.flatten()  # one axis: much quicker to gather by than two
+        flat = pass_rows.positions.flatten()  # one axis: much quicker to gather by than two
         if ahead is None:
             return gathered.take(flat), pass_rows.mask
         lo, hi = ahead.ends[step : step + 2]
@@ -369,7 +374,7 @@ class _BatchedRun:
         if not self.module.factored:
             return restored_order(self.w, steps, self.total / steps, self.stepper.ended(steps), self.order)
         back = slice(None) if self.sorted is None else self.sorted.argsort()
-        factors = [layer.factor(self.sorted, self.places) for layer in self.module.factored]
+        factors = [layer.factor(self.sorted, self.positions) for layer in self.module.factored]
         ends, width = [self.history[count] for count in taken], max(taken)
 
         def by_client(values: Sequence[float]) -> float | Tensor:

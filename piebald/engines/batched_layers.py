@@ -164,10 +164,10 @@ class FactoredDense(Layer):
         out: Tensor = _Product.apply(rows, bias, self.batched_pass.hook, self)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
-    def factor(self, order: Tensor | None = None, places: Tensor | None = None) -> Factor:
-        """The change of the weights, by steps; `order` and `places` as in `Factor`."""
+    def factor(self, order: Tensor | None = None, positions: Tensor | None = None) -> Factor:
+        """The change of the weights, by steps; `order` and `positions` as in `Factor`."""
         whole = None if self.ahead is None else self.ahead.x
-        return Factor(self.slot, self.x, self.d, whole, order, None if whole is None else places)
+        return Factor(self.slot, self.x, self.d, whole, order, None if whole is None else positions)
 
     def start_outputs(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Outputs [c, b, out] of the starts for a step's rows x [c, b, in], and inner products of x with all steps'
@@ -327,8 +327,8 @@ class EmbeddingTable(Layer):
         count, size = self.batched_pass.count, table.shape[1]
         # client k's rows begin at k * size of the joined tables: one lookup serves all clients
         offset = torch.arange(count, device=x.device).mul_(size).view(count, *[1] * x.dim())
-        places = x.view(count, -1, *x.shape[1:]) + offset
-        rows = functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
+        positions = x.view(count, -1, *x.shape[1:]) + offset
+        rows = functional.embedding(positions, table.flatten(0, 1)).view(*x.shape, -1)
         layer: Any = self.original[0]
         if layer.padding_idx is None:
             return rows

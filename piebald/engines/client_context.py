@@ -162,8 +162,8 @@ class EngineContext:
 
     def label_counts(self, weighted: bool = False) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
-        sizes = [len(places) for places in gathered.places]
-        rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
+        sizes = [len(positions) for positions in gathered.positions]
+        rows = moved(torch.from_numpy(np.concatenate(gathered.positions)), self.engine.device)
         targets, weights = parted(gathered.take(rows).y)
         labels = pytree.single(targets, "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
@@ -207,8 +207,8 @@ def run_steps(
     """
     plain = replace(config, lr=1.0, momentum=0.0, rule=None, schedule=None, groups=())
     with engine.row_loader.holding():
-        places = engine.row_loader.for_training(stack.clients, config).places
-        planned = [planned_steps(client_places, config, engine.traits.mixes) for client_places in places]
+        positions = engine.row_loader.for_training(stack.clients, config).positions
+        planned = [planned_steps(client_positions, config, engine.traits.mixes) for client_positions in positions]
         order = sorted(range(len(planned)), key=lambda row: -planned[row])
         at = {name: to_dense(part).to(engine.device)[order] for name, part in start.items()}
         finished: list[dict[str, Tensor]] = []  # what finished clients ended with, the last ones first

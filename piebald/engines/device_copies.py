@@ -105,10 +105,10 @@ class LaterNumbers:
         waiting, self._waiting, copied, self._copied = self._waiting, [], self._copied, None
         values: dict[int, list[Any]] = {}
         for dtype in {numbers.dtype: None for numbers, _ in waiting}:
-            places = [index for index, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
-            parts = [waiting[index][0].flatten() for index in places]
+            indices = [index for index, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
+            parts = [waiting[index][0].flatten() for index in indices]
             numbers_read, start = torch.cat(parts).tolist(), 0
-            for index, part in zip(places, parts, strict=True):
+            for index, part in zip(indices, parts, strict=True):
                 values[index] = numbers_read[start : start + part.numel()]
                 start += part.numel()
         if copied is not None and not waiting:

@@ -41,7 +41,7 @@ class StepForm(NamedTuple):
         config: the settings of SGD, without what lies in tables.
         prox: the weight of the proximal term.
         loss: what evaluates a loss of the clients' own.
-        places: where the buffers are, and their shapes.
+        addresses: where the buffers are, and their shapes.
         masked: whether some rows do not count.
     """
 
@@ -49,7 +49,7 @@ class StepForm(NamedTuple):
     config: str
     prox: float
     loss: object
-    places: tuple[tuple[int, tuple[int, ...]], ...]
+    addresses: tuple[tuple[int, tuple[int, ...]], ...]
     masked: bool = False
 
     def __str__(self) -> str:

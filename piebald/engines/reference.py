@@ -41,12 +41,12 @@ class ReferenceEngine(SequentialEngine):
         module = copied(self.work.model).train()
         layout.load(module, run.model[row])
         gathered = self.row_loader.for_training([run.clients[row]], config)
-        rng_key, held = self.rng_key(run, row), len(gathered.places[0])
-        planned = planned_steps(gathered.places[0], config, self.traits.mixes, run.only_step)
+        rng_key, held = self.rng_key(run, row), len(gathered.positions[0])
+        planned = planned_steps(gathered.positions[0], config, self.traits.mixes, run.only_step)
         client = ReferenceClient(run, row, module, layout, planned)
         losses, steps_made = list[float](), 0
         with self._randomness(run, row) as dropout:
-            for number, batch in enumerate(self.batches_of(run, row, gathered.places[0])):
+            for number, batch in enumerate(self.batches_of(run, row, gathered.positions[0])):
                 key = torch.tensor(step_key(rng_key, step := run.first_step + number))
                 rows = augmented(gathered.take(batch), config, step, rng_key)
                 draw = functools.partial(self._start, dropout, key)
@@ -185,9 +185,9 @@ class ReferenceEngine(SequentialEngine):
             self.work.layout.load(module, model[index])
             gathered = self.row_loader.gather([client], split)
             with torch.no_grad():
-                rows = [pytree.take(gathered.x, [row]) for row in gathered.places[0].tolist()]
+                rows = [pytree.take(gathered.x, [row]) for row in gathered.positions[0].tolist()]
                 outputs = [pytree.by_row(pytree.run(module, row), 1) for row in rows]
-            yield pytree.joined(outputs) if outputs else torch.empty(0), pytree.take(gathered.y, gathered.places[0])
+            yield pytree.joined(outputs) if outputs else torch.empty(0), pytree.take(gathered.y, gathered.positions[0])
 
 
 class _PlainPoint:

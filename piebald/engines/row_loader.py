@@ -27,7 +27,7 @@ from piebald.core.randomness import permutation, torch_generator
 from piebald.core.targets import Weighted, parted
 from piebald.methods.client_work import ClientWork
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
+Positions = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ class Gathered(NamedTuple):
 
     x: pytree.Tree
     y: pytree.Tree
-    places: list[Places]
+    positions: list[Positions]
 
-    def take(self, index: Tensor | Places) -> Rows:
+    def take(self, index: Tensor | Positions) -> Rows:
         """The rows at some positions of the pool."""
         return Rows(pytree.take(self.x, index), pytree.take(self.y, index))
 
@@ -165,9 +165,9 @@ class RowLoader:
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
         if self._pool is not None and self._indexed is not None and SERVER_ID not in clients:
-            places = [self._indexed.indices(client, split) for client in clients]
+            positions = [self._indexed.indices(client, split) for client in clients]
             lacked = self._lacked(clients)
-            return Gathered(without_inputs(self._pool.x, lacked), self._pool.y, places)
+            return Gathered(without_inputs(self._pool.x, lacked), self._pool.y, positions)
         if self._held is not None and split == "train":
             if list(clients) != list(self._held[0]):
                 self._held = (clients, self._gathered(clients, split))
@@ -178,7 +178,7 @@ class RowLoader:
         """A client's rows on the device, which are not copied where they are there and in no pool."""
         if self._pool is not None and client != SERVER_ID:
             gathered = self.gather([client], split)
-            rows = gathered.take(torch.from_numpy(gathered.places[0]).to(self.device))
+            rows = gathered.take(torch.from_numpy(gathered.positions[0]).to(self.device))
         else:
             rows = _moved(self._rows(client, split), self.device)
         return Rows(rows.x, *parted(rows.y))
@@ -214,14 +214,14 @@ class RowLoader:
     def _gathered(self, clients: Sequence[int], split: Split) -> Gathered:
         rows = [self._rows(client, split) for client in clients]
         ends = np.cumsum([len(part) for part in rows])
-        places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
+        positions = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
         # one at least: without any there would be no form to join rows in
         filled = [part for part in rows if len(part)] or rows[:1]
         targets = [part.y for part in filled]
         if any(isinstance(part, Weighted) for part in targets):  # rows without weights count once
             targets = [t if isinstance(t, Weighted) else Weighted(t, torch.ones(pytree.count(t))) for t in targets]
         x, y = pytree.joined([part.x for part in filled]), pytree.joined(targets)
-        return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
+        return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), positions)
 
     def for_training(self, clients: Sequence[int], config: SgdConfig) -> Gathered:
         """The rows that a run of SGD trains on (`LocalStep.rows`)."""
@@ -233,10 +233,10 @@ class RowLoader:
             rows = public_rows_of(self.clients)
             if rows is None:
                 raise RuntimeFault("these clients have no public rows: give them some")
-            places = np.arange(len(rows))
-            x, y = pytree.moved(rows.x, self.device), torch.from_numpy(places).to(self.device)
-            self._public = Gathered(x, y, [places])
-        return self._public._replace(places=self._public.places * count)
+            positions = np.arange(len(rows))
+            x, y = pytree.moved(rows.x, self.device), torch.from_numpy(positions).to(self.device)
+            self._public = Gathered(x, y, [positions])
+        return self._public._replace(positions=self._public.positions * count)
 
     def lasts(self, gathered: Gathered) -> bool:
         """Return whether rows stay where they are from one run to the next, since they are in a pool."""
@@ -254,7 +254,7 @@ class RowLoader:
         """Two rows of the first client that has any, to try a model on."""
         client, split = self._trial or next(self._trials())
         rows = self.gather([client], split)
-        return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
+        return rows.take(torch.from_numpy(rows.positions[0][:2]).to(self.device)).x
 
     def trial_rows(self) -> Rows:
         """The rows of the first client that has any, to try a model on: training rows, if there are any at all."""
@@ -334,15 +334,15 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
 
 
 def batches(
-    places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str, only: int | None = None
-) -> Iterator[Places]:
+    positions: Positions, config: SgdConfig, mixes: bool, *rng_key: int | str, only: int | None = None
+) -> Iterator[Positions]:
     """The rows of each of a client's steps, as positions: each epoch in a new order that depends on `rng_key` and the
     epoch alone.
 
     Where single rows are hidden, batches are `LocalStep.lots` instead, some of which may be empty.
 
     Args:
-        places: the client's rows.
+        positions: the client's rows.
         config: rows of a step, epochs or steps.
         mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so there is one batch
             less where a row would be left alone.
@@ -350,17 +350,17 @@ def batches(
         only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
     # before rows are left out: it leaves them out itself
-    planned = planned_steps(places, config, mixes)
-    if (visible := _visible_rows(len(places), config)) is not None:
-        drawn = permutation(len(places), "share", *rng_key)
-        places = places[drawn[:visible]]
-    count = len(places)
+    planned = planned_steps(positions, config, mixes)
+    if (visible := _visible_rows(len(positions), config)) is not None:
+        drawn = permutation(len(positions), "share", *rng_key)
+        positions = positions[drawn[:visible]]
+    count = len(positions)
     if count == 0:
         return
     if config.step.hides_rows:
         lots = config.step.lots(count, config.step_rows, planned, rng_key)
         for lot in lots if only is None else itertools.islice(lots, only, only + 1):
-            yield places[lot]
+            yield positions[lot]
         return
     starts = _starts(count, config.step_rows, config.batches, mixes)
     ends = [*starts[1:], count]
@@ -368,12 +368,12 @@ def batches(
         if only < planned:
             # an epoch's order depends on its number alone, so a step is found without drawing those before it
             epoch, index = divmod(only, len(starts))
-            order = places[permutation(count, "order", epoch, *rng_key)]
+            order = positions[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[index] : ends[index]]
         return
     yielded = epoch = 0
     while yielded < planned:
-        order = places[permutation(count, "order", epoch, *rng_key)]
+        order = positions[permutation(count, "order", epoch, *rng_key)]
         for start, end in zip(starts, ends, strict=True):
             if yielded == planned:
                 return
@@ -412,12 +412,12 @@ def _starts(count: int, size: int, batches: Batches, mixes: bool) -> list[int]:
     return [index * each + min(index, larger) for index in range(number)]
 
 
-def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | None = None) -> int:
+def planned_steps(positions: Positions, config: SgdConfig, mixes: bool, only: int | None = None) -> int:
     """Return how many batches `batches` makes of a client's rows."""
     if only is not None:
-        return int(only < planned_steps(places, config, mixes))
-    visible = _visible_rows(len(places), config)
-    count = len(places) if visible is None else visible
+        return int(only < planned_steps(positions, config, mixes))
+    visible = _visible_rows(len(positions), config)
+    count = len(positions) if visible is None else visible
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
     mixes = mixes and not config.step.hides_rows

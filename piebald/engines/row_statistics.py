@@ -16,7 +16,7 @@ from piebald.core.moments import InputHooks, sums
 from piebald.core.parameters import copied, head
 from piebald.core.targets import parted
 from piebald.engines.factored.vectors import to_dense
-from piebald.engines.row_loader import Gathered, Places, batches
+from piebald.engines.row_loader import Gathered, Positions, batches
 from piebald.engines.scoring import value_of
 from piebald.engines.sequential import SequentialEngine as Engine
 
@@ -29,9 +29,9 @@ def input_moments(engine: Engine, clients: Sequence[int], models: Tensor, layers
     module = copied(engine.work.model, engine.device).eval()
     moments: list[Tensor | None] = []
     with InputHooks(module, layers) as inputs:
-        for gathered, places in _loaded(engine, module, clients, models, "train"):
+        for gathered, positions in _loaded(engine, module, clients, models, "train"):
             totals: dict[str, tuple[Tensor, Tensor, int]] = {}
-            for rows in _chunks(engine, gathered, places):
+            for rows in _chunks(engine, gathered, positions):
                 pytree.run(module, rows.x)
                 for name in layers:
                     new = sums(inputs.seen[name])
@@ -58,9 +58,9 @@ def class_features(engine: Engine, clients: Sequence[int], models: Tensor) -> tu
     module, (last, width) = copied(engine.work.model, device).eval(), _last_layer(engine)
     means, counts = [], []
     with InputHooks(module, [last]) as inputs:
-        for gathered, places in _loaded(engine, module, clients, models, "train"):
+        for gathered, positions in _loaded(engine, module, clients, models, "train"):
             total, count = torch.zeros(classes, width, **wide), torch.zeros(classes, **wide)
-            for rows in _chunks(engine, gathered, places):
+            for rows in _chunks(engine, gathered, positions):
                 pytree.run(module, rows.x)
                 labels = pytree.single(parted(rows.y)[0], "features of classes").long()
                 labelled = labels >= 0  # as zeros: a mask would make the host wait for the number of rows
@@ -87,11 +87,11 @@ def batch_statistics(
             layer.momentum = 1.0  # running statistics are then those of the last batch, whatever they were
     means, counts = [], []
     walked = _loaded(engine, module, clients, models, "train")
-    for (gathered, places), client, version in zip(walked, clients, rng_versions, strict=True):
+    for (gathered, positions), client, version in zip(walked, clients, rng_versions, strict=True):
         total = torch.zeros(layout.shared - layout.shared_trained, dtype=torch.float64, device=device)
         # batch norm refuses a single row
-        count = len(places) if len(places) > 1 else 0
-        for part in batches(places[:count], config, True, *rng_key(engine.work.seed, client, version, 0)):
+        count = len(positions) if len(positions) > 1 else 0
+        for part in batches(positions[:count], config, True, *rng_key(engine.work.seed, client, version, 0)):
             pytree.run(module, pytree.take(gathered.x, moved(torch.from_numpy(part), device)))
             buffers = dict(module.named_buffers())
             shared = [slot for slot in layout.slots if slot.buffer and slot.stop <= layout.shared]
@@ -109,12 +109,12 @@ def row_outputs(engine: Engine, clients: Sequence[int], models: Tensor, split: S
     module, (last, width) = copied(engine.work.model, device).eval(), _last_layer(engine)
     by_client = []
     with InputHooks(module, [last]) as inputs:
-        for gathered, places in _loaded(engine, module, clients, models, split):
+        for gathered, positions in _loaded(engine, module, clients, models, split):
             features, outputs = [torch.empty(0, width, device=device)], [torch.empty(0, classes, device=device)]
-            for rows in _chunks(engine, gathered, places):
+            for rows in _chunks(engine, gathered, positions):
                 outputs.append(pytree.logits(pytree.run(module, rows.x)))
                 features.append(inputs.seen[last].flatten(1))
-            rows = gathered.take(moved(torch.from_numpy(places), device))
+            rows = gathered.take(moved(torch.from_numpy(positions), device))
             labels = pytree.single(parted(rows.y)[0], "outputs of single rows").long()
             by_client.append(RowOutputs(torch.cat(features), torch.cat(outputs), labels))
     return by_client
@@ -128,10 +128,10 @@ def measure(
     gathered, device = engine.row_loader.gather(clients, split), engine.device
     measures = {"loss": engine.work.objective.loss, **engine.work.objective.metrics}
     scores, counts = {name: torch.full((len(clients),), torch.nan, device=device) for name in measures}, []
-    for row, places in enumerate(gathered.places):
-        targets = gathered.take(moved(torch.from_numpy(places), device)).y
+    for row, positions in enumerate(gathered.positions):
+        targets = gathered.take(moved(torch.from_numpy(positions), device)).y
         counted = engine.row_loader.counted(targets)
-        counted = torch.ones(len(places), dtype=torch.bool, device=device) if counted is None else counted > 0
+        counted = torch.ones(len(positions), dtype=torch.bool, device=device) if counted is None else counted > 0
         counts.append(int(counted.sum()))
         for name, function in measures.items() if counts[-1] else ():
             scores[name][row] = value_of(function, outputs[row][counted], pytree.take(targets, counted))
@@ -140,17 +140,17 @@ def measure(
 
 def _loaded(
     engine: Engine, module: nn.Module, clients: Sequence[int], models: Tensor, split: Split
-) -> Iterator[tuple[Gathered, Places]]:
+) -> Iterator[tuple[Gathered, Positions]]:
     """Load one client's model after another into a module; yield all rows, and the positions of the client's own."""
     gathered = engine.row_loader.gather(clients, split)
-    for model, places in zip(to_dense(models), gathered.places, strict=True):
+    for model, positions in zip(to_dense(models), gathered.positions, strict=True):
         engine.work.layout.load(module, model)
-        yield gathered, places
+        yield gathered, positions
 
 
-def _chunks(engine: Engine, gathered: Gathered, places: Places) -> Iterator[Rows]:
+def _chunks(engine: Engine, gathered: Gathered, positions: Positions) -> Iterator[Rows]:
     """Yield a client's rows in pieces for one forward pass each."""
-    return (gathered.take(part) for part in torch.split(moved(torch.from_numpy(places), engine.device), _ROWS))
+    return (gathered.take(part) for part in torch.split(moved(torch.from_numpy(positions), engine.device), _ROWS))
 
 
 def _last_layer(engine: Engine) -> tuple[str, int]:

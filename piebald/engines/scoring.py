@@ -35,9 +35,9 @@ class ScoredRows:
     """
 
     def __init__(self, gathered: Gathered, device: torch.device) -> None:
-        self.sizes = [len(places) for places in gathered.places]
+        self.sizes = [len(positions) for positions in gathered.positions]
         self._x, self._y = gathered.x, gathered.y
-        self._index: Tensor | None = moved(torch.from_numpy(np.concatenate(gathered.places)), device)
+        self._index: Tensor | None = moved(torch.from_numpy(np.concatenate(gathered.positions)), device)
 
     def fetch_once(self) -> None:
         """Copy the inputs out of the pool, for who needs them several times."""
@@ -235,7 +235,7 @@ class ScoringEngine:
     def public_outputs(self, model: Tensor) -> Tensor:
         """Models' outputs for the public rows, as `contracts.ClientContext.public_outputs` describes."""
         gathered = self.row_loader.public(len(model))
-        rows = ScoredRows(gathered._replace(places=gathered.places[:1]), self.device)
+        rows = ScoredRows(gathered._replace(positions=gathered.positions[:1]), self.device)
         self.module.eval()
         return torch.stack(
             [pytree.logits(self._outputs_of(client_model.unsqueeze(0), rows)).float() for client_model in model]

@@ -31,7 +31,7 @@ from piebald.engines.recorded_step import BY_HAND, Checkpointing, Lane, StepForm
 from piebald.engines.row_gradients import MAX_NUMBERS, ClippingEngine, LossEvaluator, noised, row_keys, surviving
 from piebald.engines.row_loader import (
     Gathered,
-    Places,
+    Positions,
     RngKey,
     RowLoader,
     augmented,
@@ -177,7 +177,7 @@ class SequentialEngine(ClippingEngine):
             self._own()
         end = self.vector[None] if alone else torch.empty(count, self.work.layout.size, device=self.device)
         gathered = self.row_loader.for_training(run.clients, run.config)
-        planned = [planned_steps(rows, run.config, self.traits.mixes, run.only_step) for rows in gathered.places]
+        planned = [planned_steps(rows, run.config, self.traits.mixes, run.only_step) for rows in gathered.positions]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
         if tables:
             return self._train_on_lanes(run, gathered, stepper, end)
@@ -199,13 +199,17 @@ class SequentialEngine(ClippingEngine):
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
         """Positions of every client's mini-batches on the device, one client after another."""
         return moved_arrays(
-            (batch for row, places in enumerate(gathered.places) for batch in self.batches_of(run, row, places)),
+            (
+                batch
+                for row, positions in enumerate(gathered.positions)
+                for batch in self.batches_of(run, row, positions)
+            ),
             self.device,
         )
 
-    def batches_of(self, run: SgdRun, row: int, places: Places) -> Iterator[Places]:
+    def batches_of(self, run: SgdRun, row: int, positions: Positions) -> Iterator[Positions]:
         """Positions of the rows of each of a client's steps."""
-        return batches(places, run.config, self.traits.mixes, *self._own_key(run, row), only=run.only_step)
+        return batches(positions, run.config, self.traits.mixes, *self._own_key(run, row), only=run.only_step)
 
     def _step_keys(self, run: SgdRun, planned: Sequence[int]) -> Sequence[Tensor | None]:
         """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
@@ -255,7 +259,7 @@ class SequentialEngine(ClippingEngine):
             hidden: Hidden | None = None
             if run.config.step.hides_rows:
                 assert key is not None
-                lot = min(run.config.step_rows, len(gathered.places[row]))
+                lot = min(run.config.step_rows, len(gathered.positions[row]))
                 hidden = functools.partial(self._hidden_gradients, rows, run, row, lot, number, key, dropout)
             loss, gradients = self._step_gradients(run, row, rows, draw, scale, hidden)
             with torch.no_grad():
@@ -349,12 +353,12 @@ class SequentialEngine(ClippingEngine):
 
     def _step_tables(self, run: SgdRun, gathered: Gathered, stepper: Stepper) -> tuple[StepTables, list[list[int]]]:
         """The tables of a run, client by client, and how many rows each client's batches have."""
-        plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
+        plans = [list(self.batches_of(run, row, positions)) for row, positions in enumerate(gathered.positions)]
         lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
         longest = max((length for client_lengths in lengths for length in client_lengths), default=0)
         width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
         # every client has `most` rows in the tables, so that client k's first step is at row k * most
-        places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
+        positions = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
         keys, first = None, run.first_step
         if self.traits.dropout:
             drawn = [
@@ -365,7 +369,7 @@ class SequentialEngine(ClippingEngine):
             self.static.table(name, part.reshape(-1))
             for name, part in zip(("rates", "numbers"), stepper.tables(), strict=True)
         )
-        return StepTables(self.static.table("places", places), None, keys, rates, numbers), lengths
+        return StepTables(self.static.table("positions", positions), None, keys, rates, numbers), lengths
 
     def _train_in_turn(self, run: SgdRun, clients: Iterable[int], steps: _LaneSteps) -> Iterator[bool]:
         """Train some clients of a stack one after another on this engine's lane; yields False after each step."""
@@ -394,18 +398,18 @@ class SequentialEngine(ClippingEngine):
         """The form of the steps of a run whose vectors are buffers, but for the rows of a batch."""
         loss = None if run.local_loss is None else self.evaluator(run.local_loss)
         # a recording reads and writes addresses: with other buffers it would take freed memory for them
-        places = tuple((buffer.data_ptr(), tuple(buffer.shape)) for buffer in (*reads, *writes))
-        return StepForm((), repr(run.config), run.prox, loss, places)
+        addresses = tuple((buffer.data_ptr(), tuple(buffer.shape)) for buffer in (*reads, *writes))
+        return StepForm((), repr(run.config), run.prox, loss, addresses)
 
     def _take_step(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor, length: int) -> None:
         """One step of the resident module on a batch of so many rows, all by the tables."""
         self.module.train()
         tables, number, run = steps.tables, self.lane.number, stepper.run
-        places, key = tables.row(tables.places, number), tables.row(tables.keys, number)
-        assert places is not None
+        positions, key = tables.row(tables.positions, number), tables.row(tables.keys, number)
+        assert positions is not None
         with self._randomness(run, 0) as dropout, self._saving_memory(run, 1, dropout):
             draw = functools.partial(self._start, dropout, key)
-            loss, gradients = self._step_gradients(run, 0, steps.rows.take(places[:length]), draw, None)
+            loss, gradients = self._step_gradients(run, 0, steps.rows.take(positions[:length]), draw, None)
         with torch.no_grad():
             self._descend(gradients, stepper, 0)
             total += loss
@@ -449,7 +453,7 @@ class SequentialEngine(ClippingEngine):
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
     def _of_part(self, tensors: list[Tensor], part: Part) -> list[Tensor]:
-        """Those of the parameters, or of the places for their gradients, that belong to a part of the model."""
+        """Those of the parameters, or of the positions for their gradients, that belong to a part of the model."""
         if part == "all":
             return tensors
         return [tensors[self._names.index(slot.name)] for slot in self.work.layout.parameters(part)]

@@ -23,7 +23,7 @@ from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import Layout, matching
 from piebald.engines.device_copies import BLOCK, Array, moved_together
 from piebald.engines.factored.vectors import to_dense
-from piebald.engines.row_loader import Places, RngKey
+from piebald.engines.row_loader import Positions, RngKey
 from piebald.methods.training.optimizers import descend
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # the defaults of GradScaler
@@ -287,7 +287,7 @@ class PassRows(NamedTuple):
 
     Attributes:
         lo, hi: these clients.
-        places: positions [c, b] of their rows, arrays or tensors on the device; short batches are filled up with their
+        positions: of their rows [c, b], arrays or tensors on the device; short batches are filled up with their
             first row.
         mask: [c, b], 1 for real rows and 0 for those that fill up; None where all are real.
         keys: their dropout keys [c], or None where the model has no dropout.
@@ -296,15 +296,15 @@ class PassRows(NamedTuple):
 
     lo: int
     hi: int
-    places: Any
+    positions: Any
     mask: Any
     keys: Any
-    batch: Sequence[Places]
+    batch: Sequence[Positions]
     rng_keys: Sequence[RngKey]
 
 
 def passes(
-    plans: Sequence[Sequence[Places]],
+    plans: Sequence[Sequence[Positions]],
     rng_keys: Sequence[RngKey],
     ranges: Ranges,
     keys: StepKeys,
@@ -328,7 +328,7 @@ def passes(
             batch = [plan[step] for plan in plans[lo:hi]]
             drawn = None if drawn_keys is None else np.array(drawn_keys, dtype=np.int64)
             host_rows.append(PassRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
-            waiting += host_rows[-1].places.size
+            waiting += host_rows[-1].positions.size
         steps.append(host_rows)
         # a copy for each step would cost more than what it carries, and a whole run's positions would fill memory
         if waiting >= BLOCK:
@@ -340,13 +340,13 @@ def passes(
 def _moved(steps: list[list[PassRows]], device: torch.device) -> Iterator[list[PassRows]]:
     """Some steps' passes on the device, by a copy each of positions, masks and keys."""
     rows = [row for step in steps for row in step]
-    places = iter(moved_together([row.places for row in rows], device))
+    positions = iter(moved_together([row.positions for row in rows], device))
     mask = iter(moved_together([row.mask for row in rows if row.mask is not None], device))
     keys = iter(moved_together([row.keys for row in rows if row.keys is not None], device))
     for step in steps:
         yield [
             row._replace(
-                places=next(places),
+                positions=next(positions),
                 mask=None if row.mask is None else next(mask),
                 keys=None if row.keys is None else next(keys),
             )
@@ -354,7 +354,7 @@ def _moved(steps: list[list[PassRows]], device: torch.device) -> Iterator[list[P
         ]
 
 
-def pad_rows(vectors: list[Places]) -> tuple[Array, Array | None]:
+def pad_rows(vectors: list[Positions]) -> tuple[Array, Array | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
     lengths = np.fromiter(map(len, vectors), np.int64, len(vectors))
     # a row of padding at least: layers may refuse a batch of no rows, as an empty Poisson sample is
@@ -369,7 +369,7 @@ def pad_rows(vectors: list[Places]) -> tuple[Array, Array | None]:
     return index, real.astype(np.float32)
 
 
-def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
+def lay_out_rows(plans: Sequence[Sequence[Positions]]) -> tuple[Positions, list[int]]:
     """Lay out the positions of all steps' rows side by side.
 
     Args:

@@ -56,7 +56,7 @@ class StaticBuffers:
             return gathered
         trees = ("x", gathered.x), ("y", gathered.y)
         x, y = (self._tree(name, tree) for name, tree in trees)
-        return Gathered(x, y, gathered.places)
+        return Gathered(x, y, gathered.positions)
 
     def _tree(self, name: str, tree: Any) -> Any:
         """The tensors of a tree as tables; those of rows of another shape, which may never come again, are freed."""
@@ -108,14 +108,14 @@ class StepTables(NamedTuple):
     """The numbers that differ from step to step, with a row for each step.
 
     Attributes:
-        places: positions of the rows, [s, b] or of a stack [s, c, b].
+        positions: positions of the rows, [s, b] or of a stack [s, c, b].
         mask: which of them count, [s, c, b]; None where all do.
         keys: dropout keys, [s] or [s, c]; None where nothing is drawn.
         rates: learning rate, [s, 1] or [s, c, 1].
         numbers: number of the step since the optimizer's state began, likewise.
     """
 
-    places: Tensor
+    positions: Tensor
     mask: Tensor | None
     keys: Tensor | None
     rates: Tensor
@@ -146,10 +146,10 @@ def padded(batches: Sequence[np.ndarray[Any, Any]], width: int) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def rows_at(gathered: Gathered, places: Tensor) -> Rows:
+def rows_at(gathered: Gathered, positions: Tensor) -> Rows:
     """The rows at positions [...], gathered along one axis, which is much quicker."""
-    rows = gathered.take(places.flatten())
-    if places.dim() == 1:
+    rows = gathered.take(positions.flatten())
+    if positions.dim() == 1:
         return rows
-    shape = places.shape
+    shape = positions.shape
     return Rows(*(pytree.mapped(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), tree) for tree in (rows.x, rows.y)))

@@ -35,7 +35,7 @@ from piebald.engines.compilation import compiled
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
 from piebald.engines.row_gradients import MAX_NUMBERS, LossEvaluator, noised, row_keys, state_restored, surviving
-from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
+from piebald.engines.row_loader import Gathered, Positions, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import (
     Hidden,
@@ -88,7 +88,7 @@ class VmappedEngine(SequentialEngine):
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w, run.config.part)
         # DP-SGD divides by the expected rows of a batch: the number that was drawn would tell of single rows
-        lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
+        lots = [float(min(run.config.step_rows, len(gathered.positions[row]))) for row in order]
         for step, shared in enumerate(self.passes(plans, rng_keys, run.first_step)):
             for pass_rows in shared:
                 lo, hi, mask, keys = pass_rows.lo, pass_rows.hi, pass_rows.mask, pass_rows.keys
@@ -171,7 +171,7 @@ class VmappedEngine(SequentialEngine):
 
     # -- training by steps that read tables, which can be recorded
 
-    def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
+    def shares_passes(self, plans: Sequence[Sequence[Positions]]) -> bool:
         """Return whether all clients that have a step can take it in one pass."""
         steps = len(plans[0]) if plans else 0
         active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
@@ -205,7 +205,7 @@ class VmappedEngine(SequentialEngine):
         self,
         run: SgdRun,
         gathered: Gathered,
-        plans: Sequence[Sequence[Places]],
+        plans: Sequence[Sequence[Positions]],
         rng_keys: Sequence[RngKey],
         order: list[int],
         gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
@@ -266,7 +266,7 @@ class VmappedEngine(SequentialEngine):
         return restored_order(end, steps_made, loss, stepper.ended(steps_made), order)
 
     def _stack_tables(
-        self, run: SgdRun, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], stepper: Stepper
+        self, run: SgdRun, plans: Sequence[Sequence[Positions]], rng_keys: Sequence[RngKey], stepper: Stepper
     ) -> tuple[StepTables, list[tuple[int, int, bool]]]:
         """The tables of a stack's steps, and of each step the rows of a batch, how many clients take it, and whether
         some rows only fill batches up.
@@ -274,10 +274,13 @@ class VmappedEngine(SequentialEngine):
         table, first, count, most = self.static.table, run.first_step, len(plans), len(plans[0])
         index, ends = lay_out_rows(plans)
         width = max(end - start for start, end in itertools.pairwise(ends))
-        places, mask = np.zeros((most, count, width), dtype=np.int64), np.ones((most, count, width), dtype=np.float32)
+        positions, mask = (
+            np.zeros((most, count, width), dtype=np.int64),
+            np.ones((most, count, width), dtype=np.float32),
+        )
         forms = []
         for step, (start, end) in enumerate(itertools.pairwise(ends)):
-            places[step, :, : end - start] = index[:, start:end]
+            positions[step, :, : end - start] = index[:, start:end]
             lengths = [len(plan[step]) for plan in plans if len(plan) > step]
             for row, length in enumerate(lengths):
                 mask[step, row, length:] = 0
@@ -291,7 +294,7 @@ class VmappedEngine(SequentialEngine):
         rates, numbers = stepper.tables()  # [c, s]
         one_rate = not isinstance(run.config.lr, Tensor) and run.config.schedule is None
         tables = StepTables(
-            table("places", torch.from_numpy(places)),
+            table("positions", torch.from_numpy(positions)),
             table("mask", torch.from_numpy(mask)) if masked else None,
             keys,
             table("rates", rates[0] if one_rate else rates.T.unsqueeze(2)),
@@ -314,10 +317,10 @@ class VmappedEngine(SequentialEngine):
     ) -> None:
         """One step of the first clients of a resident stack, all by the tables."""
         number, here = stack.lane.number, slice(0, active)
-        places, mask, keys = (tables.row(table, number) for table in (tables.places, tables.mask, tables.keys))
-        assert places is not None
+        positions, mask, keys = (tables.row(table, number) for table in (tables.positions, tables.mask, tables.keys))
+        assert positions is not None
         tensors, parameters = leaves(0, active)
-        rows = rows_at(gathered, places[here, :width])
+        rows = rows_at(gathered, positions[here, :width])
         shown = mask[here, :width] if masked and mask is not None else None
         batch = (parameters, rows, None if keys is None else keys[here], shown)
         gradients_here = functools.partial(gradients_of, stepper.run, here)
@@ -339,7 +342,9 @@ class VmappedEngine(SequentialEngine):
         if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
             return False
         gathered = self.row_loader.gather(run.clients, "train")
-        return self.vectorizes(gathered.take(moved(torch.from_numpy(np.concatenate(gathered.places)[:2]), self.device)))
+        return self.vectorizes(
+            gathered.take(moved(torch.from_numpy(np.concatenate(gathered.positions)[:2]), self.device))
+        )
 
     def stacked(self, gathered: Gathered, one: PassRows, run: SgdRun, step: int) -> Rows:
         """The rows [c, b, ...] of one step of some clients.
@@ -347,28 +352,28 @@ class VmappedEngine(SequentialEngine):
         Augmentation sees each client's own batch without padding, as it does where one client trains after another.
         """
         if not run.config.augmentation:
-            return gathered.take(one.places)
-        filled = pad_rows([np.arange(len(places)) for places in one.batch])[0]
+            return gathered.take(one.positions)
+        filled = pad_rows([np.arange(len(positions)) for positions in one.batch])[0]
         client_rows = []
-        for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
-            held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
+        for positions, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
+            held = positions if len(positions) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
             fetched = gathered.take(moved(torch.from_numpy(held), self.device))
-            shown = augmented(fetched, run.config, run.first_step + step, rng_key) if len(places) else fetched
+            shown = augmented(fetched, run.config, run.first_step + step, rng_key) if len(positions) else fetched
             client_rows.append(shown[moved(torch.from_numpy(order), self.device)])
         x, y = ([part(rows) for rows in client_rows] for part in (attrgetter("x"), attrgetter("y")))
         return Rows(pytree.stacked(x), pytree.stacked(y))
 
-    def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
+    def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Positions]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
         gathered = self.row_loader.for_training(run.clients, run.config)
         rng_keys = [self.rng_key(run, row) for row in range(len(run.clients))]
-        plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
+        plans = [list(self.batches_of(run, row, positions)) for row, positions in enumerate(gathered.positions)]
         # with most steps first, the clients still active are always the first rows: a view of the stack, no copy
-        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
+        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.positions[row]), row))
         return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
     def passes(
-        self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], first: int
+        self, plans: Sequence[Sequence[Positions]], rng_keys: Sequence[RngKey], first: int
     ) -> Iterator[list[PassRows]]:
         """The passes of each step, from what `planned` returned."""
 
@@ -409,7 +414,7 @@ class VmappedEngine(SequentialEngine):
         keys: Tensor | None,
         mask: Tensor | None,
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """The mean loss [c] of each client's batch and its gradients; `clients` are their places in the run."""
+        """The mean loss [c] of each client's batch and its gradients; `clients` are their positions in the run."""
         if run.local_loss is None:
             losses = self._losses(tensors, rows, keys, mask, run.config.passes)
         else:

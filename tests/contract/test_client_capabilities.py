@@ -59,8 +59,8 @@ def test_a_pool_in_memory_is_indexed_also_where_clients_are_held_out() -> None:
         loader = RowLoader(some, torch.device("cpu"))
         assert loader.indexed
         gathered, rows = loader.gather([0], "train"), some.rows(0, "train")
-        assert torch.equal(gathered.x[gathered.places[0]], rows.x)
-        assert torch.equal(gathered.y[gathered.places[0]], rows.y)
+        assert torch.equal(gathered.x[gathered.positions[0]], rows.x)
+        assert torch.equal(gathered.y[gathered.positions[0]], rows.y)
         assert gathered.x.data_ptr() == clients.x.data_ptr()
 
 

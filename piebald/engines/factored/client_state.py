@@ -20,7 +20,7 @@ from piebald.core import pytree
 from piebald.core.parameters import Layout, Slot
 from piebald.engines.factored.factors import ClientRowFactor, Factor
 from piebald.engines.factored.vectors import FactoredVectors
-from piebald.engines.row_loader import Places, RowLoader
+from piebald.engines.row_loader import Positions, RowLoader
 from piebald.methods.client_work import ClientWork
 
 _WORTH = 0.5  # of a vector's length: vectors that would be packed to more than that stay as they are
@@ -64,7 +64,7 @@ class StatePacker:
         # on the host, where it is kept: the device would be waited for at each client
         heads, bodies = [[bits] for _ in clients], [[numbers] for numbers in vectors.own.cpu().unsqueeze(1)]
         for factor, scale in sorted(vectors.factors, key=lambda pair: pair[0].slot.start):
-            if factor.places is not None and self.row_loader.indexed:
+            if factor.positions is not None and self.row_loader.indexed:
                 for head, body, size, d in zip(
                     heads, bodies, sizes, _by_row(factor, scale, max(sizes)).cpu(), strict=True
                 ):
@@ -150,39 +150,39 @@ def _client_rows(row_loader: RowLoader, clients: Sequence[int]) -> Tensor:
     """Clients' rows as inputs of a layer, [c, n, in]."""
     gathered = row_loader.gather(clients, "train")
     x = pytree.single(gathered.x, "a layer that sees the rows")
-    chosen = torch.from_numpy(np.concatenate(gathered.places)).to(x.device)
-    sizes = [len(places) for places in gathered.places]
+    chosen = torch.from_numpy(np.concatenate(gathered.positions)).to(x.device)
+    sizes = [len(positions) for positions in gathered.positions]
     return pad_sequence([*torch.split(x[chosen].flatten(1), sizes)], batch_first=True)
 
 
 def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:
     """The outputs' gradients of a factor [c, rows, out], summed for each of a client's rows."""
-    assert factor.places is not None
+    assert factor.positions is not None
     _, d = factor.rows(scale)
     gradients = d.new_zeros(len(d), rows, d.shape[2])
-    gradients.scatter_add_(1, factor.places.unsqueeze(2).expand_as(d), d)
+    gradients.scatter_add_(1, factor.positions.unsqueeze(2).expand_as(d), d)
     return gradients if factor.order is None else gradients[factor.order.argsort()]
 
 
-def client_row_places(
-    index: Places, ends: Sequence[int], plans: Sequence[Sequence[Places]], places: Sequence[Places]
+def client_row_positions(
+    index: Positions, ends: Sequence[int], plans: Sequence[Sequence[Positions]], positions: Sequence[Positions]
 ) -> tuple[Tensor, Tensor]:
     """Match the rows of all steps with the client's own rows.
 
     Args:
         index, ends: what `lay_out_rows` returned for `plans`.
         plans: each client's mini-batches.
-        places: positions of each client's rows in the pool.
+        positions: of each client's rows in the pool.
 
     Returns:
         Which of a client's own rows each row of the steps is [c, r], and in which row of the steps each of them occurs
         first [c, n], -1 for rows that are in no step.
     """
     which = np.zeros(index.shape, dtype=np.int64)
-    first = np.full((len(index), max(map(len, places))), -1)
-    for row, (plan, client_places) in enumerate(zip(plans, places, strict=True)):
-        order = client_places.argsort()
-        which[row] = order[np.searchsorted(client_places, index[row], sorter=order)]
+    first = np.full((len(index), max(map(len, positions))), -1)
+    for row, (plan, client_positions) in enumerate(zip(plans, positions, strict=True)):
+        order = client_positions.argsort()
+        which[row] = order[np.searchsorted(client_positions, index[row], sorter=order)]
         # backwards, so that the first occurrence of a row is what is written last
         for batch, start in zip(reversed(plan), reversed(ends[: len(plan)]), strict=True):
             first[row, which[row, start : start + len(batch)]] = np.arange(start, start + len(batch))
@@ -190,7 +190,7 @@ def client_row_places(
 
 
 def in_step_rows(
-    factor: ClientRowFactor, x: Tensor, places: Tensor, first: Tensor, order: Tensor | None
+    factor: ClientRowFactor, x: Tensor, positions: Tensor, first: Tensor, order: Tensor | None
 ) -> Factor | None:
     """A factor of client rows expressed by rows of the steps, x [c, r, in] in `order`; None if a row is in no step."""
     d = factor.d[0] if order is None else factor.d[0][order]
@@ -201,7 +201,7 @@ def in_step_rows(
     # one row more than there are, for what is in no step: all zeros, and cut off below
     gradients = d.new_zeros(len(d), x.shape[1] + 1, d.shape[2])
     gradients.scatter_(1, torch.where(unseen, x.shape[1], first).unsqueeze(2).expand_as(d), d)
-    return Factor(factor.slot, [x], [gradients[:, :-1]], x, order, places, factor.key)
+    return Factor(factor.slot, [x], [gradients[:, :-1]], x, order, positions, factor.key)
 
 
 class DenseInputs(NamedTuple):

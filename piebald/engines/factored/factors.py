@@ -31,7 +31,7 @@ class Factor:
             clients with most steps first.
         whole: x of all steps concatenated [c, r, in], where that exists.
         order: the client of each row, None where they are in order.
-        places: [c, r], which of the client's own rows each row of `whole` is, where they are such.
+        positions: [c, r], which of the client's own rows each row of `whole` is, where they are such.
         key: the key of the factor that this one equals, in another order of its rows.
     """
 
@@ -42,10 +42,10 @@ class Factor:
         d: Sequence[Tensor],
         whole: Tensor | None = None,
         order: Tensor | None = None,
-        places: Tensor | None = None,
+        positions: Tensor | None = None,
         key: object = None,
     ) -> None:
-        self.slot, self.d, self.order, self.places = slot, d, order, places
+        self.slot, self.d, self.order, self.positions = slot, d, order, positions
         self._x, self._whole, self._key = x, whole, key
         self._d: Tensor | None = None
 

@@ -273,7 +273,7 @@ class _PartialSgd:
         rng_key = engine.row_loader.rng_key(engine.work.seed, client, number, 0)
         seeded = torch_seed(step_key(rng_key, 0), engine.device)
         with KeyedDropout() if engine.traits.dropout else nullcontext() as dropout, seeded:
-            for step, batch in enumerate(batches(gathered.places[0], self.config, engine.traits.mixes, *rng_key)):
+            for step, batch in enumerate(batches(gathered.positions[0], self.config, engine.traits.mixes, *rng_key)):
                 if isinstance(dropout, KeyedDropout):
                     dropout.start(torch.tensor(step_key(rng_key, step)))
                 rows = augmented(gathered.take(batch), self.config, step, rng_key)
