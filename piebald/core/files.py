@@ -25,7 +25,7 @@ _KINDS = {
     stat.S_IFLNK: "a link",
 }
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe would wait for its writer
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
 class UnfitFile(OSError):
@@ -36,6 +36,11 @@ class UnfitFile(OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
+
+
+def os_reason(error: OSError) -> str:
+    """Return why something failed, in the system's words."""
+    return (error.strerror or str(error)).lower()
 
 
 def regular(path: Path | str, links: bool = True) -> int:
@@ -119,7 +124,7 @@ def opened(path: Path | str, links: bool = True) -> BufferedReader:
         OSError: it is not there, is something else, or cannot be read.
     """
     regular(path, links)  # before it is opened, which has effects on some devices
-    handle = os.open(path, _FLAGS | (0 if links else _NO_LINK))
+    handle = os.open(path, _FLAGS | (0 if links else NO_LINK))
     file = os.fdopen(handle, "rb")
     try:
         # again, of what is open: the path may name another file by now
@@ -173,7 +178,7 @@ def settings_text(path: Path | str) -> str:
     except UnicodeDecodeError:
         raise SettingError(f"{path} is not a text file in UTF-8") from None
     except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise SettingError(f"{path} cannot be read: {os_reason(error)}") from None
 
 
 def read_json(path: Path | str) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from piebald.core.files import NO_LINK
+
 _PART = re.compile(r".+\.(\d+)\.part")  # what is written first (`_part`), with the process that does
 
 
@@ -56,7 +58,7 @@ def make_private(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         with suppress(OSError):  # it is another user's, who says who may read it, or no file, which is refused later
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            handle = os.open(path, os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0))
             try:
                 os.fchmod(handle, 0o600)
             finally:
@@ -94,7 +96,7 @@ def held_alone(path: Path) -> Iterator[None]:
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # a file of its own: `path` is replaced, and a lock on it would be one on the old file
-    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | NO_LINK, 0o600)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
         yield

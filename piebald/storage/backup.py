@@ -31,9 +31,8 @@ from typing import IO, Any
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.files import opened
+from piebald.core.files import NO_LINK, opened
 from piebald.storage import schema
-from piebald.storage.lock import NO_LINK
 from piebald.storage.run_folder import START, TOKENIZER, existing
 from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import RunStore

@@ -29,9 +29,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Self
 
+from piebald.core.files import NO_LINK
 from piebald.core.plain_text import printable
 from piebald.core.private_files import write_private
-from piebald.storage.lock import NO_LINK
 
 _NAME = re.compile(r"lease-(\d{1,18})(\.lost)?")
 _FILES = ("audit.jsonl", "run.lock")  # that are open while something waits, beside the database

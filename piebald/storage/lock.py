@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from piebald.core.errors import RunFolderError
+from piebald.core.files import NO_LINK
 
 try:
     import fcntl
@@ -36,7 +37,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 OWN_FILES = (
     *("run.lock", "run.db*", "trials.json*", "start.safetensors*"),
     *("vectors-*.safetensors*", "client-state-*.safetensors*", "chosen-*.safetensors*"),

@@ -241,7 +241,9 @@ def test_what_a_site_said_last_counts_wherever_it_said_it(jobs: JobProcesses, tm
     assert in_slots(jobs) == {0: "one", 1: "none"}
 
 
-def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(tmp_path: Path) -> None:
+def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = provisioned(tmp_path / "credentials")
     server = read(folder / "server")
     desk, theirs = Desk(server, ExperimentQueue(server.folder)), socket.socketpair()
@@ -256,6 +258,10 @@ def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(tm
         hello = Hello(protocol=PROTOCOL, version="0", incarnation="ab", jobs=3, gpus=2, gigabytes=1.5)
         until(lambda: site.request(SERVER, "hello", hello, timeout=0.2) or idle.rows, 20)
         assert site.trouble == ""
+        until(
+            lambda: site.request(SERVER, "hello", hello, timeout=0.2) or "no experiment is at work" in site.trouble, 20
+        )
+        until(lambda: site.connections(SERVER), 20)
         assert {name: idle.rows["site-1"][name] for name in ("jobs", "gpus", "gigabytes")} == {
             "jobs": 3, "gpus": 2, "gigabytes": 1.5
         }  # fmt: skip
@@ -263,7 +269,7 @@ def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(tm
         _, files, *_ = socket.recv_fds(theirs[1], 1, 1)
         assert len(files) == 1
         os.close(files[0])
-        assert "a run begins" in site.trouble
+        assert "a run begins" in caplog.text
         idle.rows.clear()
         with pytest.raises(Unwelcome):
             idle._on_hello("site-1", hello, memoryview(b""))

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, shown
-from piebald.core.files import opened, read_text
+from piebald.core.files import NO_LINK, opened, os_reason, read_text
 from piebald.privacy.ledger import Head
 from piebald.storage import lease
 
@@ -48,7 +48,6 @@ _END = re.compile(rb',"digest":"([0-9a-f]{64})"\}')
 _END_BYTES = len(',"digest":""}') + 64
 _LONGEST = 1 << 20  # bytes of a line
 _VALUE = 1 << 15  # bytes of one value in it: what others send, as a server its terms, makes no line that is too long
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 log = logging.getLogger("piebald.federation")
 
@@ -90,7 +89,7 @@ class AuditLog:
             if self.path.is_symlink():
                 raise SettingError(f"{self.path} is a link, and the log would be written elsewhere: remove it")
             self._rotate()
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600)
             with os.fdopen(handle, "r+b") as file:
                 lease.check()  # after it is open: a file that is opened before a lease is taken is another one then
                 size = self._end(file)
@@ -304,7 +303,7 @@ def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[i
                 number, head = _checked(path, line[:-1], number, head)
                 yield number, json.loads(line), head
     except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise SettingError(f"{path} cannot be read: {os_reason(error)}") from None
 
 
 def _rotated(folder: Path) -> dict[int, Path]:

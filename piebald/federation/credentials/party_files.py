@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError
-from piebald.core.files import read_json
+from piebald.core.files import os_reason, read_json
 from piebald.storage import lease
 
 PAUSE = 2.0  # seconds between two attempts
@@ -21,11 +21,6 @@ log = logging.getLogger("piebald.federation")
 
 class Ended(Exception):
     """The process ends, so that a write is not tried again."""
-
-
-def reason(error: OSError) -> str:
-    """Return why a write failed, in the system's words."""
-    return (error.strerror or str(error)).lower()
 
 
 def remedy(error: OSError) -> str:
@@ -56,7 +51,7 @@ class DiskWrites:
             errors = list(self._failing.values())
         if not errors:
             return ""
-        reasons, remedies = (sorted({of(error) for error in errors}) for of in (reason, remedy))
+        reasons, remedies = (sorted({of(error) for error in errors}) for of in (os_reason, remedy))
         return f"{self._folder} cannot be written ({', '.join(reasons)}): {'; '.join(remedies)}"
 
     def attempt(self, name: str, write: Callable[[], object]) -> bool:
@@ -66,8 +61,8 @@ class DiskWrites:
         except OSError as error:
             with self._lock:
                 before, self._failing[name] = self._failing.get(name), error
-            if before is None or reason(before) != reason(error):
-                fields = {"event": "disk", "folder": str(self._folder), "what": name, "why": reason(error)}
+            if before is None or os_reason(before) != os_reason(error):
+                fields = {"event": "disk", "folder": str(self._folder), "what": name, "why": os_reason(error)}
                 log.error(
                     "%(what)s cannot be written to %(folder)s (%(why)s): %(remedy)s; it is tried again every %(pause)g "
                     "seconds", {**fields, "remedy": remedy(error), "pause": PAUSE},

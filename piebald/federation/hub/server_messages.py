@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 
 from piebald.contracts import Split, Update
+from piebald.core.files import os_reason
 from piebald.core.parameters import nbytes
 from piebald.core.plain_text import printable
 from piebald.core.tensor_store import LARGE, StoredVectors
 from piebald.federation.credentials.audit import AuditLog
-from piebald.federation.credentials.party_files import reason as write_reason
 from piebald.federation.credentials.party_files import remedy
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
@@ -196,8 +196,7 @@ class ServerMessages:
                 return encode(Reply(status="refused"))
             except OSError as error:  # the site keeps it and sends it again
                 self.link.report(
-                    f"results cannot be taken, {self._folder} cannot be written ({write_reason(error)}): "
-                    f"{remedy(error)}"
+                    f"results cannot be taken, {self._folder} cannot be written ({os_reason(error)}): {remedy(error)}"
                 )
                 return encode(Reply(status="again"))
             if outcome is not None:

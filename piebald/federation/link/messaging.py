@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.files import os_reason
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frames import Connection, Frame, FrameKind
@@ -123,8 +124,7 @@ class Link:
                 listen = partial(Door, own=self._protocol) if self._protocol else Listener
                 self._listener = listen((host or Listener.host, port), *handlers, self._reject_reason)
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                raise SettingError(f"port {port} cannot be listened on: {why}: end what uses it") from None
+                raise SettingError(f"port {port} cannot be listened on: {os_reason(error)}: end what uses it") from None
             if rest is not None and isinstance(self._listener, Door):
                 self._listener.rest = rest.behind()
             run = partial(self._listener.serve_forever)
@@ -355,7 +355,7 @@ def serve(
     except Unwelcome:
         raise
     except OSError as error:  # of the disk: the sender tries again
-        report(f"a message of {origin} is not answered: {(error.strerror or str(error)).lower()}")
+        report(f"a message of {origin} is not answered: {os_reason(error)}")
     except Exception as error:  # whatever a message raises ends that message, and nothing else
         log.debug("a message of %s raised an error", origin, exc_info=True)
         report(f"{origin} sent a message that raised {type(error).__name__}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from piebald.core.errors import RuntimeFault
+from piebald.core.files import os_reason
 
 _FIRST, _LONGEST = 0.5, 30.0  # seconds before work is tried again, after the first failure and at most
 
@@ -49,7 +50,7 @@ class Supervision:
             try:
                 work()
             except OSError as error:
-                if (why := (error.strerror or str(error)).lower()) != reason:
+                if (why := os_reason(error)) != reason:
                     fields = {"event": "thread", "what": name, "why": why}
                     log.error("%(what)s failed (%(why)s), and is tried again", fields)
                 reason = why

@@ -33,6 +33,7 @@ class IdleSites:
 
     def __init__(self, server: Credentials, begun: Callable[[], bool]) -> None:
         self.rows, self._begun = dict[str, dict[str, Any]](), begun
+        self._waiting = set[str]()  # those that have said hello since they were told why none is answered
         address = "", server.port
         self.link = Link(SERVER, address, server.folder, lambda name: name in server.sites(), log.warning)
         self.link.on("hello", Hello, self._on_hello)
@@ -41,6 +42,10 @@ class IdleSites:
     def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> None:
         if self._begun():  # it came when the run began, and would wait here for ever
             raise Unwelcome("a run has begun")
+        if origin in self._waiting:
+            self._waiting.remove(origin)
+            raise Unwelcome("no experiment is at work")
+        self._waiting.add(origin)
         row = {"jobs": hello.jobs, "gpus": hello.gpus, "gigabytes": hello.gigabytes}
         self.rows[origin] = {"site": origin, "heard": time.time(), **row}
 

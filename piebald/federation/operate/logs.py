@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.files import os_reason
 from piebald.core.plain_text import printable
 from piebald.core.private_files import make_private
 from piebald.report.callbacks import Callback, RunStart
@@ -109,8 +110,9 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
         try:
             handler = _PrivateFile(file, maxBytes=_BYTES, backupCount=_KEPT)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise SettingError(f"the log {str(file)!r} cannot be written ({reason}): name another file") from None
+            raise SettingError(
+                f"the log {str(file)!r} cannot be written ({os_reason(error)}): name another file"
+            ) from None
     handler.setFormatter(JsonLines() if as_json else OneLine("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     # other parts of the package tell at INFO what `piebald run --verbose` shows

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.core.files import read_bytes
+from piebald.core.files import os_reason, read_bytes
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.member_list import sites_of
 from piebald.federation.link.messaging import SERVER
@@ -84,8 +84,7 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
 
 def check_space(folder: Path, needed: int = SPACE) -> Check:
     """Check that the disk of a folder, or of the nearest one that exists, has this many bytes."""
-    # the folder may not exist yet, and the root always does
-    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    place = _existing(folder)
     free = shutil.disk_usage(place).free
     if free < needed:
         return Check("disk", False, f"{free / 1e6:,.0f} MB are free in {place}, {needed / 1e6:,.0f} MB may be needed")
@@ -95,14 +94,14 @@ def check_space(folder: Path, needed: int = SPACE) -> Check:
 def server_disks(credentials: Path, run: Path) -> list[Check]:
     """Check the room for a run folder, and for results in the server's credentials where these lie elsewhere."""
     checks = [check_space(run)]
-    if _disk_of(run) != _disk_of(credentials):
+    if _existing(run).stat().st_dev != _existing(credentials).stat().st_dev:
         checks.append(check_space(credentials))
     return checks
 
 
-def _disk_of(folder: Path) -> int:
-    """Return the file system of a folder, or of the nearest one that exists."""
-    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()).stat().st_dev
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists, as the root always does."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
 
 
 def check_port(port: int) -> Check:
@@ -112,8 +111,7 @@ def check_port(port: int) -> Check:
         try:
             tried.bind((Listener.host, port))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            return Check("port", False, f"port {port} cannot be listened on ({reason}): stop what uses it")
+            return Check("port", False, f"port {port} cannot be listened on ({os_reason(error)}): stop what uses it")
     return Check("port", True, f"port {port} is free")
 
 

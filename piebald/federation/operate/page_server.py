@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import SettingError, install
-from piebald.core.files import read_text
+from piebald.core.files import os_reason, read_text
 from piebald.core.private_files import write_private
 from piebald.federation.link.tls import is_loopback
 from piebald.federation.operate.run_view import RunView, Viewer
@@ -214,10 +214,8 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
     try:
         server, listening = web_server(app, address, credentials)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        log.warning(
-            "there is no status page, since %s:%d cannot be listened on: %s", address.host, address.port, reason
-        )
+        where = f"{address.host}:{address.port}"
+        log.warning("there is no status page, since %s cannot be listened on: %s", where, os_reason(error))
         yield
         return
     thread = threading.Thread(target=_run, args=(server, listening), name="status page", daemon=True)
@@ -255,6 +253,29 @@ def web_server(app: Any, address: PageAddress, credentials: Path) -> tuple[Any, 
         loop="asyncio", timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
     )  # fmt: skip
     return uvicorn.Server(config), FewConnections.at(address)
+
+
+def serve_until_stopped(
+    app: Any, address: PageAddress, credentials: Path, flag: str, tell: Callable[[str], object]
+) -> None:
+    """Serve an application until this process is stopped.
+
+    Args:
+        app, address, credentials: see `web_server`.
+        flag: of the command line, for another address.
+        tell: called with its URL, once there is an answer at it.
+
+    Raises:
+        SettingError: the address cannot be listened on.
+    """
+    try:
+        server, listening = web_server(app, address, credentials)
+    except OSError as error:
+        taken = f"{address.host}:{address.port} cannot be listened on ({os_reason(error)})"
+        raise SettingError(f"{taken}: give {flag}") from None
+    with listening, contextlib.suppress(KeyboardInterrupt):
+        tell(url(address, listening))
+        server.run(sockets=[listening])
 
 
 def url(address: PageAddress, listening: socket.socket) -> str:

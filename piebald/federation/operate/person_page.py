@@ -25,9 +25,8 @@ from piebald.federation.operate.page_server import (
     PageAddress,
     Token,
     check_installed,
+    serve_until_stopped,
     token_of,
-    url,
-    web_server,
 )
 from piebald.federation.operate.remote import MOST_SETTINGS, called, pieces
 from piebald.report.page import markup
@@ -125,14 +124,7 @@ def serve_person(person: Credentials, address: PageAddress, tell: Callable[[str]
             f"this page acts with the certificate of {person.party}, so it is served on this machine alone: leave "
             f"--status-host out, got {address.host!r}"
         )
-    try:
-        server, listening = web_server(person_app(person), address, person.folder)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise SettingError(f"{address.host}:{address.port} cannot be listened on ({why}): give --status-port") from None
-    with listening:
-        tell(url(address, listening))
-        server.run(sockets=[listening])
+    serve_until_stopped(person_app(person), address, person.folder, "--status-port", tell)
 
 
 def _own(headers: Mapping[str, str]) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from piebald.core.errors import PiebaldError, SettingError, shown, unknown
 from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, Column, NumericColumn
 from piebald.data.preparation.preparation import Preparation, Tell
-from piebald.federation.operate.page_server import Guarded, PageAddress, Token, check_installed, url, web_server
+from piebald.federation.operate.page_server import Guarded, PageAddress, Token, check_installed, serve_until_stopped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,17 +226,6 @@ def serve(model: Answerer, address: PageAddress, credentials: Path, tell: Callab
             "--credentials, the folder of a server or a site, or leave --host out"
         )
     token = Token(credentials, address.loopback)
-    try:
-        server, listening = web_server(prediction_app(model, token, address.loopback), address, credentials)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise SettingError(f"{address.host}:{address.port} cannot be listened on ({reason}): give --port") from None
-    about = {"url": url(address, listening), "model": model.model}
-    about |= {"token": str(credentials / "status-token")} if token.needed else {}
-    tell(about)
-    try:
-        server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        listening.close()
+    about = {"model": model.model} | ({"token": str(credentials / "status-token")} if token.needed else {})
+    app = prediction_app(model, token, address.loopback)
+    serve_until_stopped(app, address, credentials, "--port", lambda url: tell({"url": url, **about}))

@@ -25,12 +25,13 @@ from piebald.contracts import (
 )
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
+from piebald.core.files import os_reason
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.outgoing import personal_model, serve
 from piebald.engines.sequential import SequentialEngine as Engine
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
-from piebald.federation.credentials.party_files import reason, remedy
+from piebald.federation.credentials.party_files import remedy
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.site.client_store import ClientStore, RowMemory, site_rows_digest, work_digest
@@ -323,7 +324,7 @@ class TaskRunner:
             # after an error as well: a part of the secrets may have been used before it
             store.save_secrets(client_secrets.kept)
         except OSError as error:  # nothing leaves whose secrets are not kept
-            log.error("%s cannot be written (%s): %s", store.folder, reason(error), remedy(error))
+            log.error("%s cannot be written (%s): %s", store.folder, os_reason(error), remedy(error))
             return None, "the disk of the site cannot be written"
         return outcome
 
