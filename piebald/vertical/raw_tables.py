@@ -94,6 +94,16 @@ def meet(session: PartySession, settings: TransferSettings, steps: tuple[int, in
     return session.handshake({"rows": settings.agreed()}, steps)
 
 
+def was_raw(settings: TransferSettings, role: Role, folder: Path) -> bool:
+    """Return whether a party's table was named by a match of this run, as where it is resumed."""
+    file = getattr(settings.files, role, None)
+    return file is not None and Path(file.path) == _place(folder, role)
+
+
+def _place(folder: Path, role: Role) -> Path:
+    return folder.resolve() / f"{role}.csv"  # from the root: the run is gone on with in any folder
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
     file: PartyFile
@@ -106,8 +116,7 @@ def _table(settings: TransferSettings, role: Role, columns: Sequence[str], folde
     Raises:
         SettingError: what lies in its place is no part of a run, or was matched from other rows.
     """
-    # from the root: the run is gone on with in any folder
-    raw, path = _file(settings, role), folder.resolve() / f"{role}.csv"
+    raw, path = _file(settings, role), _place(folder, role)
     there = is_transfer(folder) and path.exists()
     tables = (Path(raw.path), path) if there else ()
     if len({records_of(read_owners(table), role).tobytes() for table in tables}) > 1:

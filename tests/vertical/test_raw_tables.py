@@ -17,7 +17,7 @@ from piebald.privacy.ledger import FOLDER
 from piebald.vertical import key_matching, transfer_runs
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_store import PartyStore, read_settings, write_settings
-from piebald.vertical.raw_tables import check, named
+from piebald.vertical.raw_tables import check, named, was_raw
 from piebald.vertical.transfer_runs import run, run_party
 
 from .conftest import credentials, small
@@ -94,7 +94,9 @@ def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(ra
     assert scores[::-1] == pytest.approx(pandas.read_csv("target/target/scores.csv")["score"].tolist())
 
 
-def transfer_together(raw: Path, monkeypatch, lives: dict[str, float]) -> dict[str, object]:
+def transfer_together(
+    raw: Path, monkeypatch, lives: dict[str, float], resumed: tuple[str, ...] = ()
+) -> dict[str, object]:
     """Both parties' commands, over one channel of such lives: their results, or how they ended."""
     ends = dict(zip(("server", "bank"), Mortal.pair(), strict=True))
     for name, channel in ends.items():
@@ -105,6 +107,9 @@ def transfer_together(raw: Path, monkeypatch, lives: dict[str, float]) -> dict[s
     def act(role: str, party: str) -> None:
         runtime = {"credentials": f"kit/{party}", "compare": False, "timeout": 20}
         try:
+            if party in resumed:
+                ended[party] = transfer_runs.resume(raw / role, tell=lambda _: None)
+                return
             ended[party] = run_party(
                 role, settings(runtime=runtime), raw / role, tell=lambda _: None, key=["id"], kinds=["exact"]
             )
@@ -143,6 +148,27 @@ def test_either_party_may_be_killed_at_any_message_of_the_match_and_of_the_first
     assert not list(raw.rglob("*.match"))
     ledger = json.loads((raw / FOLDER / "ledger.json").read_text())
     assert [entry[0] for entry, _ in ledger["entries"]].count("match") == 2  # once at each party
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("resumed", [("bank",), ("server", "bank")])
+def test_a_run_from_raw_tables_is_resumed_beside_the_command_given_again(raw, monkeypatch, resumed):
+    pytest.importorskip("nacl")
+    import torch._dynamo  # noqa: F401  # see above
+
+    credentials(Path("kit"))
+    transfer_together(raw, monkeypatch, {"bank": MESSAGES + 3})  # in the first step
+    again = transfer_together(raw, monkeypatch, {}, resumed)
+    assert again["server"].score is not None, again
+    assert again["bank"].steps == 2, again
+
+
+def test_a_table_that_was_matched_before_needs_no_handshake_of_raw_tables(raw):
+    """Its `rows` say beside which table the ledger lies, which the other party may not have said of its own."""
+    made = named(settings(), ["id"], ["exact"], Path("made")).files
+    assert was_raw(settings(files={"source": made.source}), "source", Path("made"))
+    assert not was_raw(settings(files={"source": made.source}), "source", Path("run"))
+    assert not was_raw(settings(), "source", Path("run"))
 
 
 def test_a_party_that_has_lost_its_named_rows_after_the_match_is_a_sentence(raw, monkeypatch):

@@ -180,7 +180,6 @@ class Backend(Component):
     """The encryption of a transfer."""
 
     axis = "backend"
-    hides: ClassVar[bool] = True  # whether anything is encrypted
     masks: ClassVar[bool] = True  # whether the owner sees uniform numbers in place of the evaluator's products
     digits: ClassVar[int] = 31  # most binary digits of a disclosed number: those of `FixedPointScale`, and a sign
 
@@ -232,7 +231,6 @@ class UnencryptedBackend(Backend):
     """Base class of backends without encryption: numbers of eight bytes and no key."""
 
     axis = "backend"  # a base class, not a choice
-    hides: ClassVar[bool] = False
 
     @property
     def security(self) -> str:
