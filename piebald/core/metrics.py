@@ -31,7 +31,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.machine import moved
 from piebald.core.pytree import joined, leaves, logits
-from piebald.core.targets import IGNORED, filled, known, parted, survival_pair
+from piebald.core.targets import IGNORED, counts_and_exposures, filled, known, parted, survival_pair
 
 Loss = Callable[..., Tensor]
 
@@ -293,6 +293,34 @@ def survival_loss(outputs: Tensor, targets: Any, weights: Tensor | None = None) 
     for block in terms:
         total = total + block.sum()
     return total / nonzero(event.sum())
+
+
+@on_logits
+def count_loss(outputs: Tensor, targets: Any) -> Tensor:
+    """Half the Poisson deviance of counts, mu - y + y log(y / mu), with the gradient of the negative log-likelihood.
+
+    The mean mu is the exposure times exp(output), so that outputs are logarithms of rates for one unit of exposure.
+
+    Args:
+        outputs: [batch] or [batch, 1].
+        targets: counts y [batch], or counts and exposures [batch, 2].
+
+    Examples:
+        >>> count_loss(torch.zeros(2, 1), torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
+        tensor([0., 0.])
+    """
+    count, exposure = counts_and_exposures(targets)
+    counted = known(count) & known(exposure)
+    count, exposure = torch.where(counted, count, 0), torch.where(counted, exposure, 1)
+    # under autocast outputs are of 16 bits, in which exponentials overflow
+    rate = _as_targets(outputs, count).to(torch.promote_types(outputs.dtype, torch.float32))
+    logarithm = rate + exposure.log()
+    return (logarithm.exp() - count - count * logarithm + torch.xlogy(count, count)) * counted
+
+
+def poisson_deviance(outputs: Any, targets: Any) -> Tensor:
+    """The Poisson deviance of counts [batch], as `mean_poisson_deviance` of scikit-learn; see `count_loss`."""
+    return 2 * count_loss(outputs, targets)
 
 
 def survival_terms(outputs: Tensor, targets: Any, weights: Tensor | None = None) -> Tensor:

@@ -35,6 +35,7 @@ from piebald.core.metrics import (
     brier,
     calibration_error,
     count_events,
+    count_loss,
     cross_entropy,
     huber_loss,
     label_accuracy,
@@ -44,6 +45,7 @@ from piebald.core.metrics import (
     next_token_loss,
     ordinal_loss,
     over_classes,
+    poisson_deviance,
     r2,
     rank_error,
     recall,
@@ -56,11 +58,13 @@ from piebald.core.metrics import (
 from piebald.core.pytree import Tree, count, described, logits
 from piebald.core.targets import (
     ClassNumbers,
+    Counts,
     Labels,
     Misfit,
     TargetDomain,
     TimesAndEvents,
     Weighted,
+    counts_and_exposures,
     is_one_hot,
     parted,
     survival_pair,
@@ -256,12 +260,19 @@ OBJECTIVES = {
         domain=TimesAndEvents(),
         count=count_events,
     ),
+    "counts": Objective(
+        "counts", count_loss, {"poisson_deviance": poisson_deviance}, higher_is_better=False, domain=Counts()
+    ),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
 
 
+OF_PAIRS = ("survival", "counts")  # objectives whose targets are two columns, and outputs one
+
+
 def speaks_in_unit(loss: Any) -> bool:
-    """Return whether a loss, as given to a run, takes targets as they are: one's own, and those of labels and survival.
+    """Return whether a loss, as given to a run, takes targets as they are: one's own, and those of labels, counts and
+    survival.
 
     Examples:
         >>> speaks_in_unit(torch.nn.functional.poisson_nll_loss), speaks_in_unit({"name": "huber", "delta": 2.0})
@@ -269,11 +280,11 @@ def speaks_in_unit(loss: Any) -> bool:
     """
     named = loss.get("name") if isinstance(loss, Mapping) else loss
     return named is not None and (
-        named in ("survival", "multilabel") or not (isinstance(named, str) and named in OBJECTIVES)
+        named in (*OF_PAIRS, "multilabel") or not (isinstance(named, str) and named in OBJECTIVES)
     )
 
 
-_OF_NUMBERS = ("regression", "l1", "huber")
+_OF_NUMBERS = ("regression", "l1", "huber", "counts")
 
 METRICS: dict[str, Any] = {
     "absolute_error": absolute_error,
@@ -290,6 +301,7 @@ METRICS: dict[str, Any] = {
     "mae": absolute_error,
     "next_token_accuracy": next_token_accuracy,
     "perplexity": Perplexity(),
+    "poisson_deviance": poisson_deviance,
     "r2": OfAllRows(r2),
     "rank_error": rank_error,
     "rmse": OfAllRows(rmse, higher_is_better=False),
@@ -345,16 +357,18 @@ def objective_for(
         _check_classes(objective.name, targets)
     if objective.name == "survival":
         survival_pair(targets)  # refuses another form
+    if objective.name == "counts":
+        counts_and_exposures(targets)
     return objective
 
 
 def unfit_classes(loss: Any, classes: Sequence[str] | None, stated: bool) -> str | None:
-    """Return why a loss of an experiment file does not fit targets that are classes, or None.
+    """Return why a loss does not fit targets that are classes, or None.
 
     Args:
-        loss: as the file has it.
+        loss: as given to a run, or as its file has it.
         classes: their names in order, None where targets are numbers.
-        stated: whether the file names them, in an order of its own.
+        stated: whether they are named in an order of their own.
     """
     name = loss.get("name") if isinstance(loss, Mapping) else loss
     if name == "ordinal" and classes is not None and not stated and (words := in_no_order(classes)):
@@ -362,8 +376,8 @@ def unfit_classes(loss: Any, classes: Sequence[str] | None, stated: bool) -> str
     if classes is None or name not in _OF_NUMBERS:
         return None
     return (
-        f"loss {name!r} predicts numbers, but the targets are {len(classes)} classes: set regression = true in [data] "
-        "if their whole numbers are no classes"
+        f"loss {name!r} predicts numbers, but the targets are {len(classes)} classes: set regression = true in [data], "
+        "or of clients_from, if their whole numbers are no classes"
     )
 
 

@@ -200,6 +200,46 @@ class TimesAndEvents(TargetDomain):
         return super().known_rows(targets, axes)  # the loss of a batch is one value, whichever rows are known
 
 
+@dataclass(frozen=True)
+class Counts(TargetDomain):
+    """Counts of at least 0, and exposures above 0 where there are any."""
+
+    def misfit(self, targets: Tree, outputs: Sequence[int]) -> Misfit | None:
+        count, exposure = counts_and_exposures(targets)
+        negative = known(count) & ~((count >= 0) & count.isfinite())
+        none = known(exposure) & ~((exposure > 0) & exposure.isfinite())
+        allowed = "finite counts of at least 0 (-100 where unknown)"
+        return _misfit(count, negative, allowed, part="the count") or _misfit(
+            exposure, none, "finite exposures above 0 (-100 where unknown)", part="the exposure"
+        )
+
+    def known_rows(self, targets: Tree, axes: int = 1) -> Tensor:
+        count, exposure = counts_and_exposures(targets, axes)
+        return known(count) & known(exposure)
+
+
+def counts_and_exposures(targets: Any, axes: int = 1) -> tuple[Tensor, Tensor]:
+    """Counts [batch] and exposures [batch], 1 where targets have none, of targets [batch], [batch, 1] or [batch, 2].
+
+    Args:
+        targets: of some rows.
+        axes: how many of the first axes count rows.
+
+    Raises:
+        SettingError: targets have another form.
+    """
+    if isinstance(targets, Tensor) and targets.dim() == axes:
+        targets = targets.unsqueeze(-1)
+    if not isinstance(targets, Tensor) or targets.dim() != axes + 1 or targets.shape[-1] not in (1, 2):
+        raise SettingError(
+            f"counts needs targets of a count, or of a count and an exposure, got {described(targets)}: give [n], or "
+            "[n, 2]"
+        )
+    numbers = targets if targets.is_floating_point() else targets.float()
+    count = numbers[..., 0]
+    return count, numbers[..., 1] if numbers.shape[-1] == 2 else torch.ones_like(count)
+
+
 def survival_pair(targets: Any) -> tuple[Tensor, Tensor]:
     """Times [batch] and events [batch] (1 event, 0 censored) of targets {"time", "event"}, (time, event) or [batch, 2].
 

@@ -20,11 +20,11 @@ from piebald.contracts.data import rows_with_all_inputs
 from piebald.core import pytree
 from piebald.core.arguments import SeedList
 from piebald.core.errors import SettingError, about, shown, unknown
-from piebald.core.objective import speaks_in_unit, unfit_classes
+from piebald.core.objective import OF_PAIRS, speaks_in_unit, unfit_classes
 from piebald.core.randomness import key as rng_key
 from piebald.core.randomness import torch_seed
 from piebald.core.references import Reference, Resolver, Text
-from piebald.data.clients.client_tables import TimeAndEvent
+from piebald.data.clients.client_tables import PairOfColumns
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sites import RemotePartition
@@ -144,8 +144,9 @@ class ExperimentFields(RunSettings):
 
     @property
     def chosen_loss(self) -> Any:
-        """The loss that the file names, or that of survival where the target is a time and an event."""
-        return "survival" if self.loss is None and isinstance(self.data.target, TimeAndEvent) else self.loss
+        """The loss that the file names, or that of a target that is a pair of columns."""
+        target = self.data.target
+        return target.loss if self.loss is None and isinstance(target, PairOfColumns) else self.loss
 
     @property
     def recipe_sections(self) -> dict[Key, sections.RecipeSection]:
@@ -312,8 +313,8 @@ def _maker(
     if problem := unfit_classes(fields.loss, clients.classes, fields.data.classes is not None):
         raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
-    if fields.chosen_loss == "survival":
-        outputs = 1  # the risk, of which time and event are together
+    if fields.chosen_loss in OF_PAIRS:
+        outputs = 1  # the risk, or the rate
 
     agreed = preparation_of(clients) or fields.wanted.agreed
     embedded, agreed_width = ({}, 0) if agreed is None else (agreed.embedded, len(agreed.feature_names_out))

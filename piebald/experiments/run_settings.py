@@ -135,9 +135,9 @@ class RunSettings(Section):
         runtime: where the run is computed: a runtime's name or table; in Python also a value, e.g.
             ``Simulator(engine="vmapped")``.
         loss: the name of an objective ("classification", "ordinal", "regression", "l1", "huber", "multilabel",
-            "token_classification", "language_modelling", "survival", "model"), a table of its name and the settings of
-            its loss, or "module:name" for a function (outputs, targets) -> [batch], which Python may give as it is;
-            chosen by the targets by default.
+            "token_classification", "language_modelling", "survival", "counts", "model"), a table of its name and the
+            settings of its loss, or "module:name" for a function (outputs, targets) -> [batch], which Python may give
+            as it is; chosen by the targets by default.
         evaluate: when, where and by what models are scored.
         keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
             version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("piebald.models")
 BLOCK = 2048  # rows in a forward pass
 HOTTEST = 20.0  # temperatures lie between this and its inverse
-AnswerKind = Literal["classes", "labels", "values", "risk", "places"]
+AnswerKind = Literal["classes", "labels", "values", "rates", "risk", "places"]
 
 
 @checked_class
@@ -50,8 +50,8 @@ class OutputMeaning:
 
     Attributes:
         kind: "classes" have one probability each, which sum to 1; "labels" have one each by themselves; "values" are
-            numbers in the target's unit; a "risk" is the logarithm of a hazard, relative to that of other rows;
-            "places" of a sequence have the name of a class each.
+            numbers in the target's unit; "rates" are counts for one unit of exposure; a "risk" is the logarithm
+            of a hazard, relative to that of other rows; "places" of a sequence have the name of a class each.
         names: of the columns of the answers, or of the classes of places.
         temperature: by which scores of classes and labels are divided (Guo et al. 2017), above 0.
         mean, deviation: of values, where the model predicts their standard scores; of each where there are several.
@@ -81,6 +81,8 @@ class OutputMeaning:
             )
         if objective.name == "survival":
             return cls("risk", ("risk",))
+        if objective.name == "counts":
+            return cls("rates", ("rate",) if target is None or not isinstance(target, str) else (target,))
         name = target if isinstance(target, str) else "target"
         numbered = (name,) if width == 1 else tuple(f"{name}{number}" for number in range(width))
         if target is not None and not isinstance(target, str) and len(target) == width:
@@ -111,6 +113,8 @@ class OutputMeaning:
             return functional.softmax(flat / self.temperature, dim=1)
         if self.kind == "labels":
             return torch.sigmoid(flat / self.temperature)
+        if self.kind == "rates":
+            return flat.exp()
         if self.kind != "values":
             return flat
         return flat * torch.tensor(self.deviation, dtype=flat.dtype) + torch.tensor(self.mean, dtype=flat.dtype)
@@ -344,7 +348,7 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind, weights: Tensor | 
 
     Args:
         outputs: [n, ...] of each model for the same rows.
-        kind: of the answers; of classes, labels and places probabilities are averaged.
+        kind: of the answers; of classes, labels and places probabilities are averaged, and of rates these.
         weights: how much each model counts [models], above 0; all the same by default.
 
     Examples:
@@ -357,6 +361,8 @@ def mean_outputs(outputs: Sequence[Tensor], kind: AnswerKind, weights: Tensor | 
     shares = (shares / shares.sum()).reshape(-1, *[1] * (stack.dim() - 1))
     if kind in ("classes", "places"):
         return (stack.log_softmax(-1) + shares.log()).logsumexp(0)
+    if kind == "rates":
+        return (stack + shares.log()).logsumexp(0)
     # a mean of logits would not be the logit of the mean probability
     mean = ((torch.sigmoid(stack) if kind == "labels" else stack) * shares).sum(0)
     return mean.logit() if kind == "labels" else mean

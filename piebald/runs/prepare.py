@@ -35,10 +35,11 @@ from piebald.contracts.data import (
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen, machine
+from piebald.core.objective import unfit_classes
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.tensor_store import raw
 from piebald.data.clients import prepared
-from piebald.data.clients.client_tables import TimeAndEvent, target_columns
+from piebald.data.clients.client_tables import PairOfColumns, target_columns
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
@@ -142,8 +143,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunSettin
     if problem := check.unlimited_reason(recipe):
         raise SettingError(problem)
     accepted = clients_of(clients)
-    if options.loss is None and isinstance(column_names(accepted)[1], TimeAndEvent):
-        options = options.model_copy(update={"loss": "survival"})
+    if options.loss is None and isinstance(target := column_names(accepted)[1], PairOfColumns):
+        options = options.model_copy(update={"loss": target.loss})
+    if problem := unfit_classes(options.loss, accepted.classes, stated=True):
+        raise SettingError(problem)
     all_clients = prepared.in_unit_of_loss(accepted, options.loss)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     division = division_of(federation)

@@ -310,7 +310,7 @@ def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:
     with pytest.raises(SettingError, match=r"the model fails on an input of shape \[4\]"):
         simulate("fedavg", classified(5, 6), nn.Linear(3, 2))
     with pytest.raises(SettingError, match=r"the model cannot be trained on these rows \(inputs float32 \[4, 4\]"):
-        simulate("fedavg", classified(5, 6), nn.Linear(4, 2), loss="regression")
+        simulate("fedavg", classified(5, 6), nn.Linear(4, 2), loss="multilabel")
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched", "vmapped"])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,25 +133,52 @@ class Reading:
         object.__setattr__(self, "target", target_columns(self.target))
 
 
-class TimeAndEvent(list[str]):
-    """The columns of a survival time and of its event, whose loss is that of survival unless another one is named."""
+class PairOfColumns(list[str]):
+    """Two columns that are one target, whose loss is that of the pair unless another one is named.
+
+    Attributes:
+        roles: what the columns are.
+        loss: the name of the loss.
+    """
+
+    roles: ClassVar[tuple[str, str]]
+    loss: ClassVar[str]
+
+    @property
+    def by_role(self) -> dict[str, str]:
+        """The columns as settings have them."""
+        return dict(zip(self.roles, self, strict=True))
+
+
+class TimeAndEvent(PairOfColumns):
+    """The columns of a survival time and of its event."""
+
+    roles, loss = ("time", "event"), "survival"
+
+
+class CountAndExposure(PairOfColumns):
+    """The columns of a count and of how much could be counted, such as days, persons or areas."""
+
+    roles, loss = ("count", "exposure"), "counts"
 
 
 def target_columns(target: Any) -> Any:
-    """Return the columns to predict, those of {"time": ..., "event": ...} in this order, or one column by its name.
+    """Return the columns to predict, those of {"time": ..., "event": ...} and {"count": ..., "exposure": ...} in this
+    order, or one column by its name.
 
     Raises:
         SettingError: it is another mapping.
     """
     if not isinstance(target, Mapping):
-        alone = isinstance(target, list | tuple) and not isinstance(target, TimeAndEvent) and len(target) == 1
+        alone = isinstance(target, list | tuple) and not isinstance(target, PairOfColumns) and len(target) == 1
         return target[0] if alone else target
-    if target.keys() != {"time", "event"} or not all(isinstance(name, str) for name in target.values()):
+    pair = next((pair for pair in (TimeAndEvent, CountAndExposure) if target.keys() == {*pair.roles}), None)
+    if pair is None or not all(isinstance(name, str) for name in target.values()):
         raise SettingError(
-            "target must be a column, a list of columns, or { time = 'a column', event = 'a column' } of survival, got "
-            f"{shown(dict(target))}"
+            "target must be a column, a list of columns, or { time = 'a column', event = 'a column' } of survival, or "
+            f"{{ count = 'a column', exposure = 'a column' }} of rates, got {shown(dict(target))}"
         )
-    return TimeAndEvent([target["time"], target["event"]])
+    return pair(target[role] for role in pair.roles)
 
 
 def _columns(
@@ -360,7 +387,7 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
         keys=keys,
         origin=about,
         features=chosen,
-        target=(reading.target if isinstance(reading.target, TimeAndEvent) else several) or target,
+        target=(reading.target if isinstance(reading.target, PairOfColumns) else several) or target,
         columns=columns,
         words=words,
         weights=None if reading.weights is None else column_numbers(frame[reading.weights]).astype(np.float32),

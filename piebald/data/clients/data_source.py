@@ -34,8 +34,8 @@ from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import (
     BY_SHARES,
     ClientTable,
+    PairOfColumns,
     Reading,
-    TimeAndEvent,
     files_of,
     is_table,
     read_table,
@@ -72,7 +72,7 @@ class DataSource(BaseModel):
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1;
-            or { time = "column", event = "column" } of survival.
+            or { time = "column", event = "column" } of survival, or { count = "column", exposure = "column" } of rates.
         features: the columns to predict from, all others by default.
         weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
             least 0; it is no input, and a row of weight 0 is left out.
@@ -115,13 +115,13 @@ class DataSource(BaseModel):
     @field_validator("target", mode="wrap")
     @classmethod
     def _check_target(cls, target: Any, checked: ValidatorFunctionWrapHandler) -> Any:
-        # as it is: pydantic would make a plain list of the columns of survival
+        # as it is: pydantic would make a plain list of a pair
         columns = target_columns(target)
-        return columns if isinstance(columns, TimeAndEvent) else checked(columns)
+        return columns if isinstance(columns, PairOfColumns) else checked(columns)
 
     @field_serializer("target")
     def _told_target(self, target: str | list[str] | None) -> Any:
-        return dict(zip(("time", "event"), target, strict=True)) if isinstance(target, TimeAndEvent) else target
+        return target.by_role if isinstance(target, PairOfColumns) else target
 
     @model_validator(mode="after")
     def _check_name_or_source(self) -> Self:

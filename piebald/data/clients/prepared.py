@@ -22,7 +22,7 @@ from piebald.core import pytree
 from piebald.core.arguments import Positive, checked, checked_class
 from piebald.core.errors import SettingError, about, shown
 from piebald.core.moments import Moments, merged
-from piebald.core.objective import Objective, speaks_in_unit
+from piebald.core.objective import OF_PAIRS, Objective, speaks_in_unit
 from piebald.core.tensor_store import blocks, large_array
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
@@ -359,6 +359,7 @@ def _agreed(
     clients: Clients, table: CodedTable, settings: PrepareSettings, target: str | Sequence[str],
     held_out: Collection[int],
 ) -> Preparation:  # fmt: skip
+    from piebald.data.clients.client_tables import CountAndExposure
     from piebald.data.preparation.agreement import agree, targets_together
     from piebald.data.preparation.answers import answer
 
@@ -381,14 +382,15 @@ def _agreed(
     own = [settings.scale[name] for name in target if name in settings.scale]
     columns = {name: scale for name, scale in settings.scale.items() if name not in target}
     agreed = agree(ask, settings.model_copy(update={"scale": columns}), target[0], None, lambda: names)
-    return agreed.model_copy(update={"target": targets_together(target, targets, own, names)})
+    counts = isinstance(target, CountAndExposure)
+    return agreed.model_copy(update={"target": targets_together(target, targets, own, names, counts)})
 
 
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:
     """Return the objective with metrics in the target's own unit, where a model learns its standard scores."""
     target = None if preparation is None else preparation.target
-    # times and events are never scores, and a log hazard has no unit of theirs
-    if not isinstance(target, NumberTarget) or objective.name == "survival":
+    # times, events and counts are never scores, and the logarithm of a hazard or a rate has no unit of theirs
+    if not isinstance(target, NumberTarget) or objective.name in OF_PAIRS:
         return objective
     return objective.in_unit(*target.constants)
 

@@ -261,7 +261,7 @@ def _target_scale(scaling: str | None, name: str) -> Literal["standard", "none"]
 
 
 def targets_together(
-    names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str], clients: Sequence[str]
+    names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str], clients: Sequence[str], counts: bool = False
 ) -> column_models.NumberTarget:
     """Return targets that are predicted together: labels as they are, and amounts as standard scores.
 
@@ -270,8 +270,9 @@ def targets_together(
         numbers: of each client [n, k].
         scales: what [prepare] says of columns, which must be the same for all that it names.
         clients: the names of the clients, of whom some may code a label or an event in another way than the others.
+        counts: whether they are a count and an exposure, whose whole numbers are no labels.
     """
-    for index, name in enumerate(names):
+    for index, name in enumerate(() if counts else names):
         values = {client: np.unique(rows[:, index]) for client, rows in zip(clients, numbers, strict=True)}
         if all(are_classes(own) for own in values.values()):
             coded = {

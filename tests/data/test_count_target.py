@@ -1,0 +1,153 @@
+"""A count and an exposure of a table as the target of a network of rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import piebald
+from piebald.cli import main
+from piebald.core.errors import SettingError
+from piebald.core.metrics import count_loss, poisson_deviance
+from piebald.experiments.file import ExperimentSettings
+from piebald.models import build_model
+from piebald.models.prediction import mean_outputs
+from tests.fakes import simulate
+
+pd = pytest.importorskip("pandas")
+TARGET = {"count": "falls", "exposure": "days"}
+
+
+def wards(rows: int = 150) -> Any:
+    rng = np.random.default_rng(0)
+    x, days = rng.normal(size=(rows, 2)).round(3), rng.integers(1, 30, rows)
+    table = pd.DataFrame({"site": np.resize(["a", "b", "c"], rows), "x": x[:, 0], "z": x[:, 1], "days": days})
+    return table.assign(falls=rng.poisson(days * np.exp(-2 + 0.5 * x[:, 0] - 0.3 * x[:, 1])))
+
+
+def trained(
+    table: Any,
+    target: Any = TARGET,
+    weights: str | None = None,
+    engine: str = "batched",
+    regression: bool = False,
+    **options: Any,
+) -> Any:
+    clients = piebald.clients_from(table, client="site", target=target, test=0, weights=weights, features=["x", "z"],
+                                   regression=regression)  # fmt: skip
+    recipe = piebald.recipes.fedavg(lr=0.2, steps=1, batch=1000)
+    options = {"rounds": 200, "evaluate_every": 0, "simulator": {"engine": engine}} | options
+    return simulate(recipe, clients, build_model("mlp", (2,), 1, hidden=[]), **options)
+
+
+def coefficients(run: Any) -> Any:
+    return np.concatenate([part.detach().numpy().ravel() for part in run.model().parameters()])
+
+
+@pytest.mark.parametrize("weights", [None, pytest.param("w", marks=pytest.mark.full)])
+def test_full_batches_come_to_the_poisson_model_of_all_rows(weights: str | None) -> None:
+    table = wards().assign(w=np.random.default_rng(1).integers(1, 4, 150), log=lambda rows: np.log(rows["days"]))
+    names: Any = {"client": "site", "target": "falls", "columns": ["x", "z"], "offset": "log"}
+    expected = piebald.glm(table, family="poisson", weights=weights, **names)
+    run = trained(table, weights=weights)
+    right = expected.coefficients
+    assert coefficients(run) == pytest.approx([right[1], right[2], right[0]], abs=1e-3)
+    rates = run.predictor().predict(table[["x", "z"]])
+    assert list(rates) == ["rate"]
+    assert rates["rate"].to_numpy() == pytest.approx(np.exp(right[0] + table[["x", "z"]] @ right[1:]), rel=3e-3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "reference"])
+def test_all_engines_come_to_the_same(engine: str) -> None:
+    short: dict[str, Any] = {"rounds": 3}
+    assert coefficients(trained(wards(), engine=engine, **short)) == pytest.approx(
+        coefficients(trained(wards(), **short)), abs=1e-6
+    )
+
+
+def test_the_deviance_is_that_of_scikit_learn_and_unknown_targets_count_nowhere() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(2)
+    count, days, outputs = rng.poisson(3, 40), rng.integers(1, 9, 40), rng.normal(size=40)
+    targets = torch.tensor(np.stack([count, days], 1), dtype=torch.float32)
+    means = days * np.exp(outputs)
+    found = poisson_deviance(torch.tensor(outputs)[:, None].float(), targets)
+    assert float(found.mean()) == pytest.approx(metrics.mean_poisson_deviance(count, means), rel=1e-5)
+    alone = poisson_deviance(torch.tensor(outputs).float(), torch.tensor(count))
+    assert float(alone.mean()) == pytest.approx(metrics.mean_poisson_deviance(count, np.exp(outputs)), rel=1e-5)
+    targets[3, 0], targets[5, 1], scores = torch.nan, -100, torch.tensor(outputs).float().requires_grad_()
+    loss = count_loss(scores, targets)
+    loss.sum().backward()
+    assert loss[[3, 5]].tolist() == [0, 0]
+    assert scores.grad is not None
+    assert scores.grad[[3, 5]].tolist() == [0, 0]
+    assert bool(scores.grad.isfinite().all())
+
+
+@pytest.mark.full
+def test_counts_alone_take_the_loss_by_name() -> None:
+    table = wards()
+    with pytest.raises(SettingError, match=r"loss 'counts' predicts numbers, but the targets are .* classes"):
+        trained(table, "falls", loss="counts")
+    run = trained(table, "falls", loss="counts", regression=True)
+    expected = piebald.glm(table, client="site", target="falls", columns=["x", "z"], family="poisson").coefficients
+    assert coefficients(run) == pytest.approx([expected[1], expected[2], expected[0]], abs=2e-3)
+    assert list(run.predictor().predict(table[["x", "z"]])) == ["falls"]
+
+
+@pytest.mark.full
+def test_an_experiment_names_them_and_needs_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wards().to_csv(path := tmp_path / "wards.csv", index=False)
+    file = tmp_path / "experiment.toml"
+    file.write_text(
+        f'rounds = 3\ndata.source = "{path}"\ndata.client = "site"\n'
+        'data.target = { count = "falls", exposure = "days" }\n'
+        'model = { name = "mlp", hidden = [] }\nrecipe = { name = "fedavg", lr = 0.1 }\n'
+    )
+    settings = ExperimentSettings.load(file)
+    assert float(settings.clients().rows(0, "train").y[:, 1].max()) > 20
+    # as a run's folder keeps them, and as sites are told
+    assert settings.table()["data"]["target"] == TARGET
+    assert main(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert piebald.open(tmp_path / "run").score.name == "poisson_deviance"
+    assert "classes" not in caplog.text  # few different counts are no codes of classes
+
+
+def test_what_is_no_count_and_no_exposure_is_said_in_a_sentence() -> None:
+    table = wards()
+    with pytest.raises(SettingError, match=r"or \{ count = 'a column', exposure = 'a column' \} of rates"):
+        piebald.clients_from(table, client="site", target={"count": "falls"})
+    with pytest.raises(SettingError, match="must be finite counts of at least 0"):
+        trained(table.assign(falls=table["falls"].where(table.index != 4, -3)))
+    with pytest.raises(SettingError, match="must be finite exposures above 0"):
+        trained(table.assign(days=table["days"].where(table.index != 4, 0)))
+
+
+def test_rates_of_several_models_are_averaged_as_rates() -> None:
+    outputs = [torch.tensor([[0.0]]), torch.tensor([[2.0]])]
+    mean = mean_outputs(outputs, "rates", torch.tensor([3.0, 1.0]).double())
+    assert float(mean.exp()) == pytest.approx((3 + np.exp(2)) / 4)
+
+
+@pytest.mark.long  # processes of sites
+def test_sites_train_alike(tmp_path: Path) -> None:
+    wards().drop(columns="z").to_csv(tmp_path / "wards.csv", index=False)
+    (tmp_path / "experiment.toml").write_text(
+        'rounds = 2\ndata.source = "wards.csv"\ndata.client = "site"\n'
+        'data.target = { count = "falls", exposure = "days" }\n'
+        'partition = { kind = "by_owner", owner = "site" }\n'
+        'model = { name = "mlp", hidden = [] }\nrecipe = { name = "fedavg", lr = 0.1, steps = 2, batch = 1000 }\n'
+    )
+    models = []
+    for runtime in ("simulator", "federation"):
+        words = ("--runtime", runtime, "--out", str(tmp_path / runtime), "--quiet")
+        assert main(["run", str(tmp_path / "experiment.toml"), *words]) == 0
+        run: Any = piebald.open(tmp_path / runtime)
+        assert run.score.name == "poisson_deviance"
+        models.append(coefficients(run))
+    assert models[1] == pytest.approx(models[0], rel=1e-5)
