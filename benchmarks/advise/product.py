@@ -51,7 +51,7 @@ def run_all(
     """
     torch.set_num_threads(1)
     wanted, began = list(jobs(seeds, names)), time.monotonic()
-    done = {(one.name, *key) for one in FRESH for key in _kept(folder, one).done()}
+    done = {(federation.name, *key) for federation in FRESH for key in _kept(folder, federation).done()}
     keys = [(federation.name, entry.label if entry else ADVISE, seed) for federation, entry, seed in wanted]
     for (federation, entry, seed), key in zip(wanted, keys, strict=True):
         if key in done:
@@ -59,8 +59,8 @@ def run_all(
         if time.monotonic() - began > 60 * minutes:
             break
         with TemporaryDirectory() as temporary:
-            place = Path(temporary if out is None else out) / federation.name / f"{seed}-{key[1]}"
-            line = _search(federation, seed, place) if entry is None else _run(federation, entry, seed, place)
+            path = Path(temporary if out is None else out) / federation.name / f"{seed}-{key[1]}"
+            line = _search(federation, seed, path) if entry is None else _run(federation, entry, seed, path)
         _kept(folder, federation).add({"entry": key[1], "seed": seed} | line)
         done.add(key)
         print(f"[{len(done & {*keys})}/{len(keys)}, {time.monotonic() - began:.0f} s] {' '.join(map(str, key))}: "
@@ -72,25 +72,25 @@ def _kept(folder: Path, federation: Federation) -> Lines:
     return Lines(folder / f"{federation.name}.jsonl", "entry", "seed")
 
 
-def _run(federation: Federation, entry: Entry, seed: int, place: Path) -> dict[str, Any]:
+def _run(federation: Federation, entry: Entry, seed: int, path: Path) -> dict[str, Any]:
     """The line of a run of the grid."""
     began, clients = time.monotonic(), federation.clients()
     with TemporaryDirectory() as temporary:
         run, _ = trained(federation, clients, entry, seed, keep="last", out=Path(temporary) / "run")
         with run:
             rows = {split: [run.outputs(client, split) for client in range(len(clients))] for split in SPLITS}
-    place.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(rows, place.with_name(f"{place.name}.pt"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(rows, path.with_name(f"{path.name}.pt"))
     right = {split: [round(SCALE * float((x.argmax(1) == y).double().mean())) for x, y in rows[split]]
              for split in SPLITS}  # fmt: skip
     return right | {"wall": round(time.monotonic() - began, 2)}
 
 
-def _search(federation: Federation, seed: int, place: Path) -> dict[str, Any]:
+def _search(federation: Federation, seed: int, path: Path) -> dict[str, Any]:
     """The line of a search with the product's own budget, which races with a seed and repeats with the others."""
     seeds = (seed, *(other for other in SEEDS if other != seed))
     advice = piebald.advise(
-        federation.clients(), federation.model, rounds=ROUNDS, seeds=seeds, training=TRAINING, out=place
+        federation.clients(), federation.model, rounds=ROUNDS, seeds=seeds, training=TRAINING, out=path
     )
     tested = {checked.label: _points(checked.scores.of_seeds([seed])) for checked in advice.tested}
     plain, mean, evidence, recipe = advice.plain_alone, advice.ensemble, advice.evidence, advice.recipe
@@ -120,9 +120,9 @@ def regrets(lines: Sequence[dict[str, Any]], seed: int) -> tuple[float, dict[str
 
     None where the search or a run of the grid is missing.  A rule below 0 is better than every single run.
     """
-    own = [line for line in lines if line["seed"] == seed]
-    search = next((line for line in own if line["entry"] == ADVISE), None)
-    grid = {line["entry"]: line for line in own if line is not search}
+    of_seed = [line for line in lines if line["seed"] == seed]
+    search = next((line for line in of_seed if line["entry"] == ADVISE), None)
+    grid = {line["entry"]: line for line in of_seed if line is not search}
     if search is None or len(grid) < len([entry for entry in entries(slow=False) if _is_of_grid(entry)]):
         return None
     points = {name: 100 / SCALE * float(np.mean(line["test"])) for name, line in grid.items()}
@@ -147,19 +147,19 @@ def table(folder: Path = FOLDER) -> str:
     lines, means, every, costs = [], list[dict[str, float]](), list[dict[str, float]](), list[float]()
     for federation in FRESH:
         kept = _kept(folder, federation).read()
-        found = [one for seed in SEEDS if (one := regrets(kept, seed)) is not None]
-        if not found:
+        searches = [search for seed in SEEDS if (search := regrets(kept, seed)) is not None]
+        if not searches:
             continue
-        every += [one[1] for one in found]
-        costs += [one[2] for one in found]
-        means.append({rule: float(np.mean([one[1][rule] for one in found])) for rule in RULES})
+        best, behind, shares = zip(*searches, strict=True)
+        every += behind
+        costs += shares
+        means.append({rule: float(np.mean([row[rule] for row in behind])) for rule in RULES})
         pays = ", ".join(dict.fromkeys(x["pays"] for x in kept if x["entry"] == ADVISE))
-        best = np.mean([one[0] for one in found])
-        lines.append(f"| {federation.words} | {len(found)} | {best:.1f} | {_cells(means[-1])} | {pays} |")
+        lines.append(f"| {federation.words} | {len(searches)} | {np.mean(best):.1f} | {_cells(means[-1])} | {pays} |")
     if not lines:
         return ""
     for words, of, those in (("mean", np.mean, means), ("median", np.median, means), ("worst search", np.max, every)):
-        figures = {rule: float(of([one[rule] for one in those])) for rule in RULES}
+        figures = {rule: float(of([row[rule] for row in those])) for rule in RULES}
         lines.append(f"| **{words}** | | | {_cells(figures)} | |")
     head = f"| federation | seeds | best | {' | '.join(RULES)} | does it pay? |"
     cost = f"A search took {100 * np.mean(costs):.0f} % of the full grid with {len(SEEDS)} seeds."

@@ -141,8 +141,8 @@ def member_models(member: EnsembleMember, clients: Sequence[str]) -> dict[str, P
     """The plain models of a member, of the clients for which it counts."""
     assert member.plain is not None  # asked of plain members only
     name, models = member.plain
-    found = {client: models.model(name, c) for c, client in enumerate(clients) if member.shares[c]}
-    return {client: model for client, model in found.items() if model is not None}
+    fitted = {client: models.model(name, c) for c, client in enumerate(clients) if member.shares[c]}
+    return {client: model for client, model in fitted.items() if model is not None}
 
 
 def ensemble(
@@ -184,7 +184,7 @@ def ensemble(
         shares = _shares(judged, 1 if runs.higher_is_better else -1)
     except SettingError:
         return None
-    members = [replace(x.member, shares=own) for x, own in zip(judged, shares, strict=True) if own.any()]
+    members = [replace(x.member, shares=row) for x, row in zip(judged, shares, strict=True) if row.any()]
     members.sort(key=lambda member: -member.shares.mean())
     if all(member.runner is None for member in members):
         members.append(judged[0].member)  # a run without a share, which says how rows become inputs
@@ -205,11 +205,12 @@ def _with_all_rows(
     members: Sequence[EnsembleMember], refit: Callable[[EnsembleMember], EnsembleMember | None]
 ) -> list[EnsembleMember]:
     """The members beside those that were trained again, each of which takes half of a share."""
-    found = list[EnsembleMember]()
+    ensemble_members = list[EnsembleMember]()
     for member in members:
-        again = refit(member) if member.shares.any() else None
-        found += [member] if again is None else [replace(x, shares=member.shares / 2) for x in (member, again)]
-    return found
+        refitted = refit(member) if member.shares.any() else None
+        pair = (member, refitted)
+        ensemble_members += [member] if refitted is None else [replace(x, shares=member.shares / 2) for x in pair if x]
+    return ensemble_members
 
 
 class Refit:
@@ -274,7 +275,7 @@ class _Judged:
 def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) -> list[_Judged]:
     """What members answer on the rows of a split, in their order."""
     clients = runs.choosing if split == "validation" else runs.choosing.opened()
-    numbers, found = range(len(runs.names)), list[_Judged]()
+    numbers, judged = range(len(runs.names)), list[_Judged]()
     for member in members:
         if member.runner is None or member.folder is None:
             continue
@@ -282,17 +283,17 @@ def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) ->
         with opened(member.folder, clients, model, recipe=recipe, **runs.objective) as run:
             outputs = [run.outputs(client, split) for client in numbers]
             objectives = [run.work.of(client).objective for client in numbers]
-            found.append(_Judged(member, run.predictor(0).meaning.kind, objectives, outputs))
-    first, order = found[0], {id(member): number for number, member in enumerate(members)}
+            judged.append(_Judged(member, run.predictor(0).meaning.kind, objectives, outputs))
+    first, order = judged[0], {id(member): number for number, member in enumerate(members)}
     for member in members:
         if member.plain is None:
             continue
         name, models = member.plain
-        given = [models.judged(name, client, clients.rows(client, split)) for client in numbers]
-        outputs = [(x if own is None else own[1].reshape(x.shape), y)
-                   for own, (x, y) in zip(given, first.outputs, strict=True)]  # fmt: skip
-        found.append(_Judged(member, first.kind, first.objectives, outputs))
-    return sorted(found, key=lambda judged: order[id(judged.member)])
+        answers = [models.judged(name, client, clients.rows(client, split)) for client in numbers]
+        outputs = [(x if answer is None else answer[1].reshape(x.shape), y)
+                   for answer, (x, y) in zip(answers, first.outputs, strict=True)]  # fmt: skip
+        judged.append(_Judged(member, first.kind, first.objectives, outputs))
+    return sorted(judged, key=lambda x: order[id(x.member)])
 
 
 def _shares(judged: Sequence[_Judged], sign: int) -> Floats:
@@ -301,8 +302,8 @@ def _shares(judged: Sequence[_Judged], sign: int) -> Floats:
     of_all, shares = _selected(judged, clients, sign), []
     for client in clients:
         rows = len(judged[0].outputs[client][0])
-        own = _selected(judged, [client], sign) if rows else of_all
-        shares.append((WORTH * of_all + rows * own) / (WORTH + rows))
+        of_client = _selected(judged, [client], sign) if rows else of_all
+        shares.append((WORTH * of_all + rows * of_client) / (WORTH + rows))
     return np.stack(shares, 1)
 
 

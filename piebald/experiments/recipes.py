@@ -24,10 +24,10 @@ from piebald.core.objective import OF_PAIRS, speaks_in_unit, unfit_classes
 from piebald.core.randomness import key as rng_key
 from piebald.core.randomness import torch_seed
 from piebald.core.references import Reference, Resolver, Text
-from piebald.data.clients.client_tables import PairOfColumns
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.sites import RemotePartition
+from piebald.data.clients.target_columns import PairOfColumns
 from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.experiments import sections

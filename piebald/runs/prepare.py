@@ -39,10 +39,10 @@ from piebald.core.objective import unfit_classes
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.tensor_store import raw
 from piebald.data.clients import prepared
-from piebald.data.clients.client_tables import PairOfColumns, target_columns
 from piebald.data.clients.sites import RecordedClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows, trains_batch_norm
+from piebald.data.clients.target_columns import PairOfColumns, target_columns
 from piebald.data.clients.view import ClientsView
 from piebald.data.partition.split import division_of
 from piebald.data.preparation import Preparation

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.clients.table_files import read_table as read_table
+from piebald.data.clients.target_columns import PairOfColumns, target_columns
 from piebald.data.partition.leakage import SPLITS, RowKeys, three_ways, with_suspects
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import (
@@ -131,54 +132,6 @@ class Reading:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", target_columns(self.target))
-
-
-class PairOfColumns(list[str]):
-    """Two columns that are one target, whose loss is that of the pair unless another one is named.
-
-    Attributes:
-        roles: what the columns are.
-        loss: the name of the loss.
-    """
-
-    roles: ClassVar[tuple[str, str]]
-    loss: ClassVar[str]
-
-    @property
-    def by_role(self) -> dict[str, str]:
-        """The columns as settings have them."""
-        return dict(zip(self.roles, self, strict=True))
-
-
-class TimeAndEvent(PairOfColumns):
-    """The columns of a survival time and of its event."""
-
-    roles, loss = ("time", "event"), "survival"
-
-
-class CountAndExposure(PairOfColumns):
-    """The columns of a count and of how much could be counted, such as days, persons or areas."""
-
-    roles, loss = ("count", "exposure"), "counts"
-
-
-def target_columns(target: Any) -> Any:
-    """Return the columns to predict, those of {"time": ..., "event": ...} and {"count": ..., "exposure": ...} in this
-    order, or one column by its name.
-
-    Raises:
-        SettingError: it is another mapping.
-    """
-    if not isinstance(target, Mapping):
-        alone = isinstance(target, list | tuple) and not isinstance(target, PairOfColumns) and len(target) == 1
-        return target[0] if alone else target
-    pair = next((pair for pair in (TimeAndEvent, CountAndExposure) if target.keys() == {*pair.roles}), None)
-    if pair is None or not all(isinstance(name, str) for name in target.values()):
-        raise SettingError(
-            "target must be a column, a list of columns, or { time = 'a column', event = 'a column' } of survival, or "
-            f"{{ count = 'a column', exposure = 'a column' }} of rates, got {shown(dict(target))}"
-        )
-    return pair(target[role] for role in pair.roles)
 
 
 def _columns(

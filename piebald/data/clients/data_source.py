@@ -34,12 +34,10 @@ from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import (
     BY_SHARES,
     ClientTable,
-    PairOfColumns,
     Reading,
     files_of,
     is_table,
     read_table,
-    target_columns,
 )
 from piebald.data.clients.convert import Array, Collate, floats, is_several
 from piebald.data.clients.owner import Owner, cleaned, read_owners
@@ -47,6 +45,7 @@ from piebald.data.clients.pairs import looking_alike
 from piebald.data.clients.prepared import Standardisation
 from piebald.data.clients.sources import clients_of_table, labelled, recoded, table_of
 from piebald.data.clients.table_files import KINDS_OF_FILES, AsWritten
+from piebald.data.clients.target_columns import PairOfColumns, target_columns
 from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.cleaning import Cleaning

@@ -26,6 +26,7 @@ from piebald.core.objective import OF_PAIRS, Objective, speaks_in_unit
 from piebald.core.tensor_store import blocks, large_array
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.clients.table_files import gap_code_reasons, mixed_reason
+from piebald.data.clients.target_columns import CountAndExposure
 from piebald.data.clients.view import ClientsView
 from piebald.data.preparation.columns import CodedRows, CodedTable, factorized, guess_columns
 from piebald.data.preparation.preparation import NumberTarget, Preparation, PrepareSettings
@@ -359,7 +360,6 @@ def _agreed(
     clients: Clients, table: CodedTable, settings: PrepareSettings, target: str | Sequence[str],
     held_out: Collection[int],
 ) -> Preparation:  # fmt: skip
-    from piebald.data.clients.client_tables import CountAndExposure
     from piebald.data.preparation.agreement import agree, targets_together
     from piebald.data.preparation.answers import answer
 

@@ -60,10 +60,10 @@ def claim(folder: Path, jobs: Jobs, needs: Needs) -> str | None:
     Raises:
         OSError: it cannot be noted.
     """
-    whole = folder.parent.parent if slot_of(folder) else folder
-    with held_alone(whole / _FILE):
-        others = [place for place in (whole, *(whole / FOLDER).glob("[0-9]*")) if place.resolve() != folder.resolve()]
-        beside = [_read(place) for place in others if running_process(place) is not None]
+    site = folder.parent.parent if slot_of(folder) else folder
+    with held_alone(site / _FILE):
+        others = [path for path in (site, *(site / FOLDER).glob("[0-9]*")) if path.resolve() != folder.resolve()]
+        beside = [_read(path) for path in others if running_process(path) is not None]
         reason = jobs.reject_reason(needs, beside)
         write_private(folder / _FILE, (Needs() if reason else needs).model_dump_json(), lasting=False)
     return reason
