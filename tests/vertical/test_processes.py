@@ -157,4 +157,4 @@ def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbe
             kinds = {note["axis"] for note in store.rows("note")}
             assert not any(store.rows(name) for name in ("client", "result", "failure"))
         assert told == (set() if role == "source" else {"preparation", "rate", "translator"})
-        assert kinds == {"loss", "own", "common"}
+        assert kinds == {"loss", "own", "common"} | ({"whole"} if role == "source" else set())
