@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import piebald
 from piebald import models, recipes
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Concordance
+from piebald.data.clients.sites import RowsNotKept
 from piebald.runs.finished_run import Run
+from piebald.runs.run import read_opened
 
 HERE = piebald.Simulator(engine="sequential")
 SITES = ("east", "north", "west")
@@ -231,3 +235,31 @@ def test_places_of_a_sequence_have_the_name_of_a_class_and_tokens_of_a_language_
     made = piebald.run("fedavg", spoken, lambda seed: Tagger(9), rounds=1, loss="language_modelling", runtime=HERE)
     with pytest.raises(SettingError, match="a language model's outputs are tokens"):
         made.predict(texts[0][0])
+
+
+def test_rows_of_a_run_are_read_only_where_its_folder_does_not_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[bool]()
+
+    @contextmanager
+    def opened(path: Path, *, plugins: Any, rows: bool) -> Iterator[Any]:
+        asked.append(rows)
+        yield rows
+
+    def needs_rows(has_rows: Any) -> str:
+        if not has_rows:
+            raise RowsNotKept("the rows are not kept")
+        return "a model made of rows"
+
+    def never(has_rows: Any) -> str:
+        raise RowsNotKept("the rows are at their sites")
+
+    monkeypatch.setattr("piebald.runs.run.opened", opened)
+    assert read_opened(tmp_path, lambda run: "kept") == "kept"
+    assert asked == [False]
+    assert read_opened(tmp_path, needs_rows) == "a model made of rows"
+    assert asked == [False, False, True]
+    with pytest.raises(RowsNotKept, match="at their sites"):  # and not for ever
+        read_opened(tmp_path, never)
+    assert asked == [False, False, True, False, True]
