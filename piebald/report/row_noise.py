@@ -249,7 +249,10 @@ PLAIN = "alone/"  # begins the name of a plain model's scores beside those of a 
 CHOOSING = "choosing"  # names scores on rows that nothing is judged by, of Local (model "rows") and of plain models
 DOMINANT = 0.7  # share of the judged rows from which one class dominates
 _TYPICAL = dict.fromkeys(("regression", "l1", "huber"), "the typical value")
-_NAMES = {**_TYPICAL, "multilabel": "the most frequent labels", "survival": "the Kaplan-Meier curve"}
+_NAMES = {
+    **_TYPICAL, "multilabel": "the most frequent labels", "counts": "the constant rate",
+    "survival": "the Kaplan-Meier curve",
+}  # fmt: skip
 
 
 def answers(runs: list[History], scores_of: Callable[[list[History], str], Scores]) -> dict[str, Scores]:

@@ -253,8 +253,9 @@ def row_query(
         naive = "classes" if classes and tuple(work.outputs) == (classes,) else None
     elif objective.name in ("regression", "l1", "huber"):
         naive = "median" if "absolute_error" in objective.metrics else "mean"
-    elif objective.name in ("multilabel", "survival"):
-        naive = "labels" if objective.name == "multilabel" else "equal"
+    else:
+        others: dict[str, row_scores.Naive] = {"multilabel": "labels", "counts": "rate", "survival": "equal"}
+        naive = others.get(objective.name)
     if naive is None and main is None:
         return None
     kind, of_all = (row_scores.RowScores, _of_all(clients, naive)) if simulates else (row_scores.NaiveScores, ())

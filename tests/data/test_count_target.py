@@ -101,6 +101,23 @@ def test_counts_alone_take_the_loss_by_name() -> None:
 
 
 @pytest.mark.full
+def test_a_comparison_has_the_constant_rate_of_training_rows_beside_methods() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    clients = piebald.clients_from(wards(), client="site", target=TARGET, test=0.3)
+    compared = piebald.compare(["fedavg"], clients, build_model("mlp", (2,), 1, hidden=[]), rounds=1)
+    assert list(compared.naive) == ["the constant rate", "all clients' constant rate"]
+    train, test = ([clients.rows(c, split).y.double().numpy() for c in range(3)] for split in ("train", "test"))
+    rates = [pairs.sum(0)[0] / pairs.sum(0)[1] for pairs in (*train, np.concatenate(train))]
+    for scores, of_client in zip(compared.naive.values(), (rates[:3], [rates[3]] * 3), strict=True):
+        expected = [
+            metrics.mean_poisson_deviance(pairs[:, 0], pairs[:, 1] * rate)
+            for pairs, rate in zip(test, of_client, strict=True)
+        ]
+        assert scores.client_means() == pytest.approx(expected, rel=1e-4)
+    assert "constant rate" in str(compared)
+
+
+@pytest.mark.full
 def test_an_experiment_names_them_and_needs_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wards().to_csv(path := tmp_path / "wards.csv", index=False)
     file = tmp_path / "experiment.toml"
@@ -143,11 +160,14 @@ def test_sites_train_alike(tmp_path: Path) -> None:
         'partition = { kind = "by_owner", owner = "site" }\n'
         'model = { name = "mlp", hidden = [] }\nrecipe = { name = "fedavg", lr = 0.1, steps = 2, batch = 1000 }\n'
     )
-    models = []
+    models, constants = [], []
     for runtime in ("simulator", "federation"):
         words = ("--runtime", runtime, "--out", str(tmp_path / runtime), "--quiet")
         assert main(["run", str(tmp_path / "experiment.toml"), *words]) == 0
         run: Any = piebald.open(tmp_path / runtime)
         assert run.score.name == "poisson_deviance"
         models.append(coefficients(run))
+        constants.append(run.naive("naive_of_all"))
     assert models[1] == pytest.approx(models[0], rel=1e-5)
+    assert constants[1] == pytest.approx(constants[0], rel=1e-3)  # sites tell rounded scores
+    assert constants[1]

@@ -10,6 +10,7 @@ import torch
 
 import piebald
 from piebald.contracts import Rows
+from piebald.core.metrics import count_loss
 from piebald.methods.queries.row_scores import class_totals, constant_of
 from piebald.models import build_model
 
@@ -40,3 +41,25 @@ def test_rows_of_weight_w_count_as_w_rows(seed: int) -> None:
     repeated = values.repeat_interleave(weights, 0)
     assert constant_of("mean", values, weights).tolist() == pytest.approx(constant_of("mean", repeated).tolist())
     assert constant_of("median", values, weights).tolist() == constant_of("median", repeated).tolist()
+
+
+@pytest.mark.parametrize("exposed", [True, False])
+def test_the_constant_rate_is_the_best_one_of_all_rows_with_both_numbers(exposed: bool) -> None:
+    rng = np.random.default_rng(0)
+    exposure = rng.integers(1, 9, 40) if exposed else np.ones(40)
+    pairs = np.stack([rng.poisson(0.3 * exposure), exposure], 1).astype(float)
+    targets, weights = torch.tensor(pairs), torch.tensor(rng.integers(1, 4, 40)).double()
+    missing = targets.clone()
+    missing[:3, 0] = torch.nan
+    for given, weight in ((targets, None), (targets, weights), (missing, weights)):
+        found = constant_of("rate", given if exposed else given[:, :1], weight)
+        known = ~given.isnan().any(1)
+        each = torch.ones(40).double() if weight is None else weight
+        rates = torch.linspace(-4, 2, 6001).double()[:, None, None]
+        loss = (count_loss(rates.expand(-1, 40, 1).flatten(0, 1), given.repeat(6001, 1)).view(6001, 40) * each)[
+            :, known
+        ]
+        assert float(found) == pytest.approx(float(rates[loss.sum(1).argmin()]), abs=1e-3)
+    nothing = torch.tensor([[0.0, 4.0], [0.0, 6.0]])
+    assert constant_of("rate", nothing).exp().item() == pytest.approx(0.05)  # half a count
+    assert constant_of("rate", nothing[:0]).tolist() == [0.0]

@@ -33,7 +33,7 @@ NAIVE, NAIVE_OF_ALL = "naive", "naive_of_all"
 STANDARD_ERROR = "standard_error"
 _MOST_EDGES = 168  # of a question about a median: powers of two, of both signs
 _CELLS, _CLOSE = 64, 1e-4  # of a question about a median, and the width of the last ones, beside its size
-Naive = Literal["classes", "labels", "median", "mean", "equal"]
+Naive = Literal["classes", "labels", "median", "mean", "rate", "equal"]
 
 
 class RowScores(ScoringQuery):
@@ -49,8 +49,8 @@ class RowScores(ScoringQuery):
         split: which of the client's rows.
         rows: whether there is a main metric, for which rows have values.
         naive: the constant answer from the client's own training rows: the share of each class, of each label, the
-            median, the mean, or, of survival, equal hazards, since one Kaplan-Meier curve for all
-            rows ranks nobody; None for none.
+            median, the mean, of counts the rate for one unit of exposure, or, of survival, equal hazards, since one
+            Kaplan-Meier curve for all rows ranks nobody; None for none.
         of_all: the outputs of the answer from the training rows of all clients together; empty for none.
     """
 
@@ -152,10 +152,10 @@ class NaiveScores(RowScores):
 class TrainingTotals(Query):
     """Tell the totals of a site's training targets, from which the constant answer of all clients follows.
 
-    Of classes they are the rows of each, of a mean and of labels the sum and the number of rows, and for a median the
-    rows between any two of some edges, which are asked for again, closer, where the median lies.  Scores of constant
-    models (`Evaluate`) tell as much.  A site that hides rows tells counts with noise, only if none is small, and no
-    sum.
+    Of classes they are the rows of each, of a mean and of labels the sum and the number of rows, of a rate the sums of
+    counts and of exposures and the number of rows, and for a median the rows between any two of some edges, which are
+    asked for again, closer, where the median lies.  Scores of constant models (`Evaluate`) tell as much.  A site that
+    hides rows tells counts with noise, only if none is small, and no sum.
 
     Attributes:
         naive: what the answer is made of, see `RowScores`.
@@ -185,12 +185,12 @@ class TrainingTotals(Query):
                 context.disclosure.check(known.nan_to_num(0.0).cpu().numpy() for known in targets)
             totals = torch.stack([self._totals(known) for known in targets])
         # the most rows that any output has a target of
-        examples = totals.sum(1) if self._counts_only else totals.chunk(2, 1)[1].amax(1)
+        examples = totals.sum(1) if self._counts_only else self._rows(totals).amax(1)
         return inputs.answered(vectors={"totals": totals.float()}, metrics={"examples": examples})
 
     def _totals(self, targets: Tensor) -> Tensor:
         if not self.edges:
-            return totals_of(targets)
+            return totals_of(self.naive, targets)
         known = targets[~targets.isnan()]
         edges = torch.tensor(self.edges, dtype=known.dtype, device=known.device)
         return torch.bincount(torch.searchsorted(edges, known), minlength=len(edges) + 1)
@@ -222,6 +222,7 @@ class TrainingTotals(Query):
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         outputs = math.prod(spec.outputs)
         length = len(self.edges) + 1 if self.edges else outputs if self._counts_only else 2 * outputs
+        length += self.naive == "rate"
         return ResultForm({"totals": (length,)}, (), rows["train"], 0)
 
     def most_asked(self, hides: bool) -> int:
@@ -240,7 +241,11 @@ class TrainingTotals(Query):
 
     def _counts(self, answer: Update) -> Tensor:
         totals = answer.vectors["totals"]
-        return totals if self._counts_only else totals.chunk(2)[1]
+        return totals if self._counts_only else self._rows(totals)
+
+    def _rows(self, totals: Tensor) -> Tensor:
+        """The numbers of rows among totals [..., k] that are sums as well."""
+        return totals[..., totals.shape[-1] - totals.shape[-1] // 2 :]
 
 
 def known_targets(rows: Rows) -> Tensor:
@@ -263,17 +268,24 @@ def class_totals(rows: Rows, classes: int) -> Tensor:
     return torch.bincount(labels[known].long(), each[known], classes)
 
 
-def totals_of(targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The sums of targets [n, k] and the numbers of rows that have them [2 * k], or the sums of their weights [n]."""
+def totals_of(naive: Naive, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sums of targets [n, k] and the numbers of rows that have them [2 * k], or the sums of their weights [n].
+
+    For a rate they are the sums of counts and of exposures, 1 where targets have none, and the number of rows [3].
+    """
     each = torch.ones(len(targets), dtype=targets.dtype) if weights is None else weights
     each = each.to(targets)[:, None]
+    if naive == "rate":
+        pairs = targets if targets.shape[1] == 2 else torch.cat([targets, torch.ones_like(targets)], 1)
+        known = ~pairs.isnan().any(1, keepdim=True) * each
+        return torch.cat([(pairs.nan_to_num() * known).sum(0), known.sum(0)])
     return torch.cat([(targets * each).nansum(0), (~targets.isnan() * each).sum(0)])
 
 
 def constant_of(naive: Naive, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """The outputs [k] that are the same for all rows, from targets [n, k] and weights [n]; 0 without any."""
     if naive != "median":
-        return constant(naive, totals_of(targets, weights)).float()
+        return constant(naive, totals_of(naive, targets, weights)).float()
     if weights is not None:
         return torch.stack([_weighted_median(column, weights) for column in targets.T]).float()
     return (targets.nanmedian(0).values if len(targets) else targets.new_zeros(targets.shape[1])).nan_to_num().float()
@@ -290,14 +302,17 @@ def _weighted_median(targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def constant(naive: Naive, totals: Tensor) -> Tensor:
-    """The outputs [..., k] that are the same for all rows, from totals [..., k] of classes, of others [2 * k].
+    """The outputs [..., k] that are the same for all rows, from totals [..., k] of classes, of others see `totals_of`.
 
-    One row more of each class, and of labels half a row with and half a row without it, keep the log loss of what
-    training rows lack finite.
+    One row more of each class, of labels half a row with and half a row without it, and a rate of half a count where
+    nothing was counted keep the loss of what training rows lack finite.
     """
     if naive == "classes":
         # a class without rows would have an output of minus infinity
         return (totals + 1).log()
+    if naive == "rate":
+        counts, exposures = totals[..., :1], totals[..., 1:2]
+        return torch.where(exposures > 0, (counts.clamp_min(0.5) / exposures).log(), 0.0)
     sums, counts = totals.chunk(2, -1)
     # half a row of each kind, as a share of exactly 0 or 1 has an infinite logit
     return ((sums + 0.5) / (counts + 1)).logit() if naive == "labels" else sums / counts.clamp_min(1)
