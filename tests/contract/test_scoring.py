@@ -87,8 +87,9 @@ def test_few_rows_are_copied_once_for_all_models(clients: PooledClients, monkeyp
 TOGETHER = {name: one.loss for name, one in OBJECTIVES.items() if name != "model" and not one.compares_rows} | {
     name: metric for name, metric in METRICS.items() if has_value_for_each(metric)
 }
-SEQUENCES, LABELS = ((7, 5), 5), ((6,), None)  # shapes of outputs, and how many classes
+SEQUENCES, LABELS, RATES = ((7, 5), 5), ((6,), None), ((1,), None)  # shapes of outputs, and how many classes
 SHAPES = {"token": SEQUENCES, "next": SEQUENCES, "language": SEQUENCES, "label": LABELS, "multi": LABELS}
+SHAPES |= {"counts": RATES, "poisson": RATES}
 
 
 @pytest.mark.parametrize("name", TOGETHER)
