@@ -16,6 +16,7 @@ from piebald.core.metrics import count_loss, poisson_deviance
 from piebald.experiments.file import ExperimentSettings
 from piebald.models import build_model
 from piebald.models.prediction import mean_outputs
+from piebald.report.export.score import Scorer
 from tests.fakes import simulate
 
 pd = pytest.importorskip("pandas")
@@ -115,6 +116,15 @@ def test_a_comparison_has_the_constant_rate_of_training_rows_beside_methods() ->
         ]
         assert scores.client_means() == pytest.approx(expected, rel=1e-4)
     assert "constant rate" in str(compared)
+
+
+@pytest.mark.full
+def test_an_exported_model_predicts_rates_as_the_run_does(tmp_path: Path) -> None:
+    clients = piebald.clients_from(wards(), client="site", target=TARGET, features=["x", "z"])
+    run = piebald.run("fedavg", clients, build_model("mlp", (2,), 1, hidden=[]), rounds=2, measure="none")
+    scorer = Scorer(run.save(tmp_path / "folder"))
+    pd.testing.assert_frame_equal(pd.DataFrame(scorer.predict(wards())), run.predict(wards()), rtol=1e-5)
+    assert run.predict(wards()).to_numpy().min() > 0
 
 
 @pytest.mark.full

@@ -290,7 +290,7 @@ NAMED = {
     "evidence.py": {"interval"},
     "client_tables.py": {"Image", "DataFrame"},
     "owner.py": {"DataFrame"},  # classes of packages that are not imported for a look
-    "prediction.py": {"classes", "labels", "places", "values"},  # what outputs are, of which there are no others
+    "prediction.py": {"classes", "labels", "places", "rates", "values"},  # what outputs are, and no others
     "pretrained_networks.py": {"Conv1D"},
     "table_files.py": {"OTU"},  # types of NumPy
     "verdict.py": {"interval"},

@@ -61,6 +61,9 @@ def write_revoked(folder: Path, sites: list[str]) -> dict[str, datetime]:
     return revoked
 
 
+EXPIRED = "its certificate expired"  # how a reason begins that a renewed certificate ends
+
+
 class Admission:
     """Decisions of a running server on who may connect.
 
@@ -80,7 +83,7 @@ class Admission:
         """Return why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted, or None."""
         revoked = self._current().get(name_in(certificate))
         if (ends := ssl.cert_time_to_seconds(certificate["notAfter"])) < time.time():
-            return f"its certificate expired on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
+            return f"{EXPIRED} on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
         # a certificate that was made after the revocation, for a site that is trusted again, is admitted
         issued = ssl.cert_time_to_seconds(certificate["notBefore"]) + EARLY.total_seconds()
         if revoked is not None and issued <= revoked.timestamp():

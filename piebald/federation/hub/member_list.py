@@ -9,6 +9,7 @@ from typing import Any
 from piebald.contracts import Clients, Split, Task
 from piebald.core.errors import SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.revocation import EXPIRED
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello
@@ -182,6 +183,11 @@ class Member:
         """Record that a result came; one that was given up is no longer owed, unless that has happened too often."""
         if self.overdue < CHANCES:
             self.owed.discard(id)
+
+    @property
+    def refuses_for_good(self) -> bool:
+        """Whether it does not take part, and not only until its certificate is renewed."""
+        return bool(self.refused) and not self.refused.startswith(EXPIRED)
 
     def hear(self, hello: Hello, refused: str) -> bool:
         """Record a hello, and return whether anything other than the time has changed."""

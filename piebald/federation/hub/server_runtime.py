@@ -325,7 +325,7 @@ class FederationServer:
             SettingError: it says what one of them says.
         """
         members = self.shared.members
-        refusing = [member for member in members if member.refused]
+        refusing = [member for member in members if member.refuses_for_good]
         if len(members) - len(refusing) < max(self._sites_needed(), 1):
             refuser = refusing[0]
             raise SettingError(

@@ -92,6 +92,8 @@ class Scorer:
             scores /= scores.sum(1, keepdims=True)
         elif kind == "labels":
             scores = np.exp(-np.logaddexp(0, -scores / temperature))  # overflows nowhere
+        elif kind == "rates":
+            scores = np.exp(scores)
         elif kind == "values":
             scores = scores * np.asarray(self.meaning["deviation"]) + np.asarray(self.meaning["mean"])
         return dict(zip(names, scores.T, strict=True))
