@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zlib
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when PyTorch is loaded, here and in processes that tests start
 
@@ -31,6 +32,10 @@ settings.load_profile("piebald")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
+# of so many cases that the quick tier leaves out the full tier has one, by folder; two where it is not named
+_ONE_CASE_OF = {"contract": 4, "devices": 4, "docs": 1, "cases": 1}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tests come in random order (pytest-randomly) but draw the same numbers every time, and end at Ctrl-C."""
     if hasattr(config.option, "randomly_reset_seed"):
@@ -49,6 +54,26 @@ def pytest_unconfigure() -> None:
 def pytest_collection() -> None:
     """Collect no garbage while tests are imported: hardly any of what they make is."""
     gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a cluster is of the full tier, which has a part of the cases of large tables; the long one all.
+
+    Which cases these are follows from their names, so that they are the same on every machine, and each test has one.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.full)
+        if hasattr(item, "callspec") and item.get_closest_marker("full") and not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_test in cases.values():
+        every = _ONE_CASE_OF.get(of_test[0].path.parent.name, 2)
+        kept = [item for item in of_test if zlib.crc32(item.name.encode()) % every == 0] or of_test[:1]
+        for item in of_test:
+            if item not in kept:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,20 +153,6 @@ def in_turn(turn: int) -> pytest.MarkDecorator:
 def tier(name: str) -> pytest.MarkDecorator:
     """The tier of a recipe that the quick one leaves out: full for one of each kind of work at clients, else long."""
     return pytest.mark.full if name in DISTINCT else pytest.mark.long
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever starts a cluster is of the full tier, which has half of the cases of large tables; the long one all.
-
-    Which half follows from a case's name, so that it is the same on every machine.
-    """
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.full)
-        is_case = hasattr(item, "callspec") and item.path.parent.name in ("contract", "devices")
-        if is_case and item.get_closest_marker("full") and zlib.crc32(item.name.encode()) % 2:
-            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ import piebald
 from piebald.cli import main
 from piebald.core.errors import RuntimeFault, SettingError
 from piebald.data.partition import FastSlow
+from piebald.privacy.secure_aggregation import server_side
 from piebald.runtimes.ray import actors
 from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
-from piebald.runtimes.simulation import simulation
 from piebald.storage.store import RunStore
 
 from .conftest import (
@@ -81,8 +81,8 @@ def test_no_member_of_a_secure_aggregation_is_on_a_node(cluster: Any, monkeypatc
     """Nodes train only: all keys, shares and masks are made in the process that is the server as well."""
     made, kinds = list[str](), list[list[str]]()
     for name in ("replied", "masked"):
-        real = getattr(simulation, name)
-        monkeypatch.setattr(simulation, name, lambda *given, real=real: made.append(real.__name__) or real(*given))
+        real = getattr(server_side, name)
+        monkeypatch.setattr(server_side, name, lambda *given, real=real: made.append(real.__name__) or real(*given))
     recipe = method("fedavg").with_(transforms=["secure_aggregation"])
     for run in (carry_out, on_ray):
         made.clear()

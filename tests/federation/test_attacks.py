@@ -93,7 +93,7 @@ def test_frames_that_are_none_end_their_connection(running: Running) -> None:
         assert f"site-3 sent {sentence}" in running.server.log.read_text()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_an_insider(running: Running) -> None:
     found = running.attack("insider")
     assert found.pop("still served")

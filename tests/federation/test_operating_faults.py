@@ -428,10 +428,21 @@ def test_a_second_server_is_refused_before_it_listens(
     assert not (Path(three[1]) / "audit.jsonl").exists()  # none of them began
 
 
+class Elsewhere:
+    """A folder that no other one shares a disk with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.st_dev = len(folder.parts)
+
+    def stat(self) -> Elsewhere:
+        """Return what is looked at of a status of a file."""
+        return self
+
+
 def test_both_disks_of_a_server_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "credentials").mkdir()
     assert len(machine_checks.server_disks(tmp_path / "credentials", tmp_path / "runs" / "new")) == 1
-    monkeypatch.setattr(machine_checks, "_disk_of", lambda folder: len(folder.parts))
+    monkeypatch.setattr(machine_checks, "_existing", Elsewhere)
     monkeypatch.setattr(machine_checks, "check_space", lambda folder: Check("disk", False, str(folder)))
     found = machine_checks.server_disks(tmp_path / "credentials", tmp_path / "runs" / "new")
     assert [one.told for one in found] == [str(tmp_path / "runs" / "new"), str(tmp_path / "credentials")]

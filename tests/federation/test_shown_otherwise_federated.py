@@ -203,6 +203,7 @@ def test_others_whose_model_is_dead(five: Sites, monkeypatch: pytest.MonkeyPatch
     assert f"client 0 (site-1) {OTHERWISE}" in five.log(NAMES[VICTIM])
 
 
+@pytest.mark.long
 def test_sites_name_who_was_shown_something_else(five: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     server = LyingServer(monkeypatch, careless=True)
     server.show_others(dead)

@@ -47,7 +47,7 @@ def answered(path: Path, frame: pd.DataFrame) -> np.ndarray:
     return answers
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_raw_columns_of_every_kind_get_the_probabilities_of_predict(tmp_path: Path) -> None:
     run = trained(table(), "ill", **{**SETTINGS, "gaps": ["-9", "unknown"]})
     new = table().sample(frac=1, random_state=0).reset_index(drop=True)

@@ -360,7 +360,7 @@ def test_a_parquet_of_equal_numbers_is_refused_by_its_metadata(tmp_path: Path) -
     assert peak() - before < 1 << 30
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_parquet_of_equal_texts_is_metered_while_it_is_read(tmp_path: Path, little_memory: None) -> None:
     """By its metadata it is small: the text is in it once."""
     path = parquet(tmp_path / "t.parquet", 20_000, 1, client="a" * 100_000, target=1)

@@ -164,7 +164,7 @@ def test_every_command_is_tried() -> None:
     assert set(COMMANDS) == set(leaves(typer.main.get_command(app)))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_no_command_imports_anything_that_lies_in_the_current_folder(archive: Path) -> None:
     endings = ("client", "server")  # which end the process at once, whatever is left to do
     audited(archive, {name: line for name, line in COMMANDS.items() if name not in endings})

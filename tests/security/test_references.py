@@ -430,7 +430,7 @@ def test_tasks_and_questions_name_registered_kinds_alone(listed: str) -> None:
     assert "canary" not in sys.modules
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_text_of_terms_and_folders_as_a_reference_starts_opens_and_imports_nothing(tmp_path: Path) -> None:
     """In a process of its own, whose starts of programs, opened files and imports Python itself reports."""
     made = subprocess.run(
