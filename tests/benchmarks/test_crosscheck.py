@@ -29,7 +29,7 @@ def benchmark() -> Iterator[Any]:
             sys.modules[name] = module
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_plain_pytorch_replays_fedavg_fedasync_and_fedbuff(benchmark: Any, tmp_path: Path) -> None:
     """A script that imports nothing of Piebald ends at the same models, within rounding."""
     inputs, ours, run = (benchmark[name] for name in ("inputs", "ours", "run"))

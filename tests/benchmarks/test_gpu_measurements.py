@@ -97,7 +97,7 @@ def test_time_that_is_up_stops_training_at_once(program: Any) -> None:
     assert failed == {"not measured": "ZeroDivisionError: division by zero"}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_models_that_differ_are_not_called_equal(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a method that tells no loss."""
     assert program.measures.equal_to_the_cpu("dp_sgd", "vmapped", "cpu", 1)["equal"] == "yes"

@@ -306,7 +306,7 @@ def test_a_random_split_of_har_would_leak() -> None:
     assert len(halves(clients.x[learned]) & halves(clients.x[tested])) > 1000
 
 
-@pytest.mark.full
+@pytest.mark.long
 @prepared
 def test_tests_on_cifar10_say_which_pixels_they_have() -> None:
     """The default test part is of exact pixels; the compressed one must be asked for and is named in the source."""

@@ -44,7 +44,7 @@ def test_cifar10_as_published() -> None:
     assert len(cifar.test) == 1000
 
 
-@pytest.mark.full
+@pytest.mark.long
 @prepared
 def test_the_two_test_parts_of_cifar10_differ_in_their_pixels() -> None:
     exact, compressed = data.cifar10().x[50_000:], data.cifar10(test="jpeg")

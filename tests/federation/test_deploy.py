@@ -117,7 +117,7 @@ def test_what_sites_print_is_relayed_by_whole_lines_each_once(tmp_path: Path) ->
     assert lines == [f"north | {line}".rstrip() for line in printed]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_all_on_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "rounds=1", "--out", str(tmp_path / "run")]
     assert main(["up", "--local", "3", "--set", "partition.clients=2", *options]) == 2

@@ -166,7 +166,7 @@ def written(numbers: np.ndarray) -> set[str]:
     return {way for v in values for way in (repr(v), f"{v:.6f}", f"{v:.6g}", f"{v:.5e}")}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_logs_of_a_federation_tell_what_happens_and_hold_no_row_and_no_secret(tmp_path: Path) -> None:
     pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
     names = ["north", "south"]

@@ -117,7 +117,7 @@ def test_silent_strangers_end_one_another_and_no_site(
     until(lambda: not parties.server._listener._handshakes)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_partition_and_a_connection_that_was_forgotten_lose_nothing(
     parties: Parties, networks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

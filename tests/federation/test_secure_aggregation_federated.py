@@ -25,7 +25,7 @@ from .conftest import SITES, Sites, carry_out, provisioned, settings
 MASKED = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first round it comes back and unmasks with what is on its disk; in the second it is gone, and two of
     three shares are enough.  Both rounds count its update, so the model is that of an undisturbed simulation."""

@@ -70,7 +70,7 @@ def test_the_clipped_sum_is_that_of_opacus(clip: float) -> None:
     torch.testing.assert_close(mine, -summed / ROWS, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_models_that_vmap_cannot_take_give_the_same_one_row_at_a_time() -> None:
     model, clients = seeded(Recurrent), images(ROWS, 9)
     recipe = recipes.dp_sgd(lr=0.2, epochs=2, batch=5, clip=0.3, noise=0.5)

@@ -77,7 +77,7 @@ def test_nearly_the_stored_features() -> None:
     assert np.median(alike) > 0.9
 
 
-@pytest.mark.full
+@pytest.mark.long
 @prepared
 def test_regions_of_real_embeddings(cache: Path) -> None:
     office = data.office_caltech10()

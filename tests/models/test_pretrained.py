@@ -257,7 +257,7 @@ def test_ranks_may_differ_and_peft_reads_each(folder: Path, tmp_path: Path) -> N
     assert model.network.peft_config["default"].r == run.model("c0").network.peft_config["default"].r == 4
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_inputs_with_names_are_recorded_with_names(folder: Path, tmp_path: Path) -> None:
     """torch.export takes a dict, ONNX its tensors by name; both any number of texts."""
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -409,7 +409,7 @@ def test_a_parquet_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_parquet_of_terabytes_in_a_process_of_little_memory(tmp_path: Path) -> None:
     """As it was done: a file of some kilobytes, 41.9 GB once it is read, here in a process that may have 4 GB."""
     parquet(tmp_path / "t.parquet", 10_000_000, 512, client=0, target=1)

@@ -196,7 +196,7 @@ def _attributes(reference: str, holder: Any, seen: set[int], levels: int) -> Ite
                 yield from _attributes(own, value, seen, levels - 1)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_walk_through_everything_finds_what_is_listed_and_nothing_else(listed: str) -> None:
     """Every module of the package and every attribute that the syntax reaches, three levels deep, torch's as well."""
     packages = [name for _, name, _ in pkgutil.walk_packages(piebald.__path__, "piebald.") if "__main__" not in name]
@@ -309,7 +309,7 @@ carry = false
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_terms_run_no_command_at_any_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, a site with the default policy, one with the strictest, and one that only looked, all ran it."""
     folder, mark = provisioned(tmp_path / "credentials"), tmp_path / "mark"
