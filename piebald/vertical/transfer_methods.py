@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from piebald.contracts.component import Component
@@ -47,13 +47,15 @@ class Method(Component):
 
     axis = "method"
 
-    def __init__(self, *values: Any, **fields: Any) -> None:
-        if "noise" in fields and "noise" not in type(self).model_fields:
-            raise SettingError(
-                f"method = {self.kind!r} has no noise, since what it tells is of co-occurring rows, which none hides: "
-                "leave noise out, or take method = 'smmd', whose noise hides each party's own rows"
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_noise(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if "noise" in fields and "noise" not in cls.model_fields:
+            raise ValueError(
+                "there is no noise, since what it tells is of co-occurring rows, which none hides: leave noise out, or "
+                "take method = 'smmd', whose noise hides each party's own rows"
             )
-        super().__init__(*values, **fields)
+        return fields
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
         """Return the term at one party, for these batch sizes and widths of aligned layers."""

@@ -273,7 +273,7 @@ def test_nothing_serves_a_split_model_and_no_party_scores_alone(folder, capsys):
 
 @pytest.mark.parametrize("kind", ["split", "ftl"])
 def test_noise_where_there_is_none_is_a_sentence_that_says_what_has_it(kind):
-    with pytest.raises(SettingError, match=rf"method = '{kind}' has no noise, .* take method = 'smmd'"):
+    with pytest.raises(SettingError, match=rf"method '{kind}': there is no noise, .* take method = 'smmd'"):
         small(method={"kind": kind, "noise": 3.0})
 
 
