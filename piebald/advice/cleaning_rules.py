@@ -59,7 +59,12 @@ def proposed(frame: Any, sites: Sequence[str], target: str) -> Cleaning:
         elif "date" in kinds.values():
             rules = [*_of_dates(texts)]
         for site, rule, value in rules:
-            (common if site is None else own.setdefault(site, {})).setdefault(rule, {})[name] = value
+            held = (common if site is None else own.setdefault(site, {})).setdefault(rule, {})
+            # words that became numbers above, which a coding changes once more
+            is_second = rule == "map" and name in held
+            held[name] = (
+                {word: value.get(number, number) for word, number in held[name].items()} if is_second else value
+            )
     copies = frame.assign(**{" of": whose}).duplicated().any() and _pairs_by_chance(frame.drop_duplicates()) < _PAIRS
     return Cleaning(**{**common, "by_site": own, "duplicates": "drop" if copies else "keep"})
 
@@ -89,14 +94,17 @@ def _kind(counts: Counter[str]) -> str:
 def _as_numbers(texts: Texts) -> dict[str, dict[str, str]]:
     """Return 1 and 0 for the words of yes and no of each site that has them, where another site writes these numbers.
 
-    Where others have 1 and 2 alone nothing is returned, as either may be yes.
+    A letter counts only at a site that has both.  Where others have 1 and 2 alone nothing is returned, as either may be
+    yes.
     """
     numbers = {site: {_number(word) for word in counts} for site, counts in texts.items()}
     if {(0.0, ""), (1.0, "")} not in numbers.values():
         return {}
     truths = dict.fromkeys(WORDS_OF_TRUE, "1") | dict.fromkeys(WORDS_OF_FALSE, "0")
     read = {site: {word: truths.get(_folded(word), "") for word in counts} for site, counts in texts.items()}
-    return {site: words for site, words in read.items() if {*words.values()} == {"0", "1"}}
+    known = {site: words for site, words in read.items() if "" not in words.values()}
+    return {site: words for site, words in known.items()
+            if len({*words.values()}) == 2 or all(len(_folded(word)) > 1 for word in words)}  # fmt: skip
 
 
 def _number(word: str, point: str = ".") -> tuple[float, str] | None:
@@ -125,8 +133,8 @@ def _of_numbers(name: str, texts: Texts, is_target: bool) -> Iterator[Rule]:
     doubtful, written = dict[str, Counter[str]](), dict[str, list[tuple[float, str]]]()
     for site, counts in texts.items():
         held = {word: rows for word, rows in counts.items() if _number(word) is not None}
-        # several words and no number are classes of a site, and no gaps
-        words |= {*counts} - {*held} if held or len(counts) == 1 else set()
+        # several words in more rows than numbers are classes of a site, and no gaps
+        words |= {*counts} - {*held} if 2 * sum(held.values()) > counts.total() or len(counts) == 1 else set()
         try:
             read = numbers_with_units([*held])
         except SettingError:

@@ -124,6 +124,26 @@ def test_words_of_yes_and_no_become_the_numbers_that_others_write(target: str) -
     assert rules_of({"a": ["unknown"] * 20, "b": [3, 1] * 20, "c": [2, 7] * 20}, target).absent == {"v": ["unknown"]}
 
 
+def test_a_coding_changes_the_numbers_that_words_became_and_not_their_words() -> None:
+    tables = {"a": ["yes", "no"] * 20, "b": [1, 0] * 20, **dict.fromkeys("cde", [2, 1] * 20)}
+    rules = rules_of(tables, "v")
+    assert {site: own.map["v"] for site, own in rules.by_site.items()} == {
+        "a": {"yes": "2", "no": "1"},
+        "b": {"1": "2", "0": "1"},
+    }
+    cleaned, _ = rules.applied(pd.DataFrame({"v": tables["a"]}, dtype=object), "a")
+    assert {*map(str, cleaned.v)} == {"1", "2"}
+
+
+def test_a_site_with_one_answer_alone_or_with_a_code_beside_has_no_gaps_of_yes_and_no() -> None:
+    numbers = dict.fromkeys("bc", [0, 1] * 20)
+    assert rules_of({"a": ["Nein"] * 40, **numbers}, "v").by_site["a"].map == {"v": {"Nein": "0"}}
+    # a letter alone may be a sex, or true
+    assert rules_of({"a": ["f"] * 40, **numbers}, "v").by_site == {}
+    for words in (["yes", "no", "9"], ["low", "high", "9"]):
+        assert rules_of({"a": words * 20, **numbers}, "v").absent == {}
+
+
 def test_letters_of_sexes_mean_what_the_other_letter_of_a_site_says() -> None:
     """H is a man in French and in Spanish, and M is a man in French and a woman in Spanish."""
     tables = {"fr": ["H", "F"] * 9, "es": ["H", "M"] * 9, "de": ["m", "w"] * 9, "en": ["male", "female"] * 9}
