@@ -482,6 +482,24 @@ def test_files_of_one_folder_and_of_several_kinds_are_clients(tmp_path: Path, ca
         clients_from(tmp_path / "oslo.*", client="site", **asked)
 
 
+def test_no_client_has_the_name_of_a_hidden_folder_or_of_a_file_beside_folders(tmp_path: Path) -> None:
+    table, asked = pd.DataFrame({"age": range(4), "ill": [0, 1, 1, 0]}), {"target": "ill", "prepare": "none"}
+    for folder in ("graz", "lyon", ".ipynb_checkpoints"):
+        (tmp_path / folder).mkdir()
+        table.to_csv(tmp_path / folder / "rows.csv", index=False)
+    for pattern in ("*/rows.csv", "*/*.*", "**/rows.csv"):
+        assert clients_from(tmp_path / pattern, client="site", **asked).names == ["graz", "lyon"]
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(SettingError, match=r"rows\.csv is in no folder, and others of .* are"):
+        clients_from(tmp_path / "**" / "rows.csv", client="site", **asked)
+
+
+def test_a_file_whose_name_ends_as_a_pattern_does_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "rows.*").write_text("age,ill\n1,0\n")
+    with pytest.raises(SettingError, match="a table must be a"):
+        clients_from(tmp_path / "rows.*", target="ill")
+
+
 def test_one_class_stands_against_the_rest() -> None:
     """Two classes, as in CGAU's first experiment; the rows are the same."""
     whole, two = DataSource(name="digits").load(), DataSource(name="digits", positive="3").load()

@@ -46,6 +46,7 @@ _GAP_CODES = {
 _LONGEST_LINE = 64  # of one that says the separator
 _NAMED = 3  # words among numbers that may be codes for gaps, and units of a column
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+_SUFFIXES = (*SEPARATORS, *PARQUET, *OFFICE, QUERY)
 _ANY = ".*"  # suffix of a pattern of tables of all kinds
 _HIDDEN = (".", "~$")  # beginnings of names that nobody means, as of a file that a spreadsheet holds open
 _NEAR = 0.8  # likeness of names of which one is taken for a slip of the other
@@ -57,19 +58,24 @@ _log = logging.getLogger(__name__)
 
 def is_table(path: str | Path) -> bool:
     """Return whether a path is that of a table, judged by its suffix; that of a pattern may be `.*`."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET, *OFFICE, QUERY, _ANY)
+    return _suffix(path) in (*_SUFFIXES, _ANY)
+
+
+def _suffix(path: str | Path) -> str:
+    return Path(str(path).removesuffix(".gz")).suffix.lower()
 
 
 def files_of(path: Path) -> list[Path]:
     """Return the files that a path names: one, or several in order where it, or a folder in it, has `*`, `?` or `[`.
 
-    Of those that a pattern like `*.*` names, tables are taken.
+    Of those that a pattern like `*.*` names, tables are taken, and none that is hidden or in a hidden folder.
     """
     folder = _fixed_folder(path)
     if path.exists() or not is_table(path) or folder == path:
         return [path]
-    found = sorted(file for file in folder.glob(str(path.relative_to(folder))) if file.is_file())
-    return [file for file in found if is_table(file) and not file.name.startswith(_HIDDEN)]
+    found = sorted(file for file in folder.glob(str(path.relative_to(folder))) if _suffix(file) in _SUFFIXES)
+    hidden = {file for file in found if any(name.startswith(_HIDDEN) for name in file.relative_to(folder).parts)}
+    return [file for file in found if file.is_file() and file not in hidden]
 
 
 def _fixed_folder(pattern: Path) -> Path:
@@ -107,9 +113,8 @@ def read_table(path: Path, names: str | None = None, as_written: AsWritten = ())
         return _joined(path, files, names, as_written)
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
-    if not is_table(path):
+    if (suffix := _suffix(path)) not in _SUFFIXES:
         raise SettingError(f"a table must be a {KINDS_OF_FILES} file, got {path}: save it as one of them")
-    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
         if suffix in PARQUET:
             frame = _placed(joined_chunks(read_parquet(path)), 1)
@@ -161,6 +166,8 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
             if names is not None and names not in table.columns:
                 if near := difflib.get_close_matches(names, [*table.columns], n=1, cutoff=_NEAR):
                     raise SettingError(f"{own} has no column {names!r}: did you mean {near[0]!r}?")
+                if in_folders and len(own.parts) == 1:
+                    raise SettingError(f"{own} is in no folder, and others of {pattern} are: move it into its client's")
                 table = table.assign(**{names: own.parts[0] if in_folders else _stem(own, files)})
                 unnamed.append(own)
             if not in_folders and 0 < len(unnamed) < number + 1:
