@@ -134,6 +134,17 @@ def test_a_single_number_in_another_unit_is_asked_about_beside_others_that_are_o
         assert "would be" not in told  # what no unit brings back
 
 
+def test_numbers_that_no_unit_brings_back_do_not_count_beside_one_that_some_does() -> None:
+    """Numbers at the end of their range are told of only where they are in another unit."""
+    agreed = fitted(pd.DataFrame({"temperature": drawn("temperature", 200)}))
+    numbers = drawn("temperature", 200)
+    high = float(np.median(numbers) + 6 * numbers.std())
+    rows = pd.DataFrame({"temperature": [37.0, high, high, high, 98.6]})
+    assert list(agreed.unlike_training(rows[:4])) == []
+    (told,) = agreed.unlike_training(rows)
+    assert "in 1 of 5 rows, such as 98.6 in row 5, which would be 37 in Celsius" in told
+
+
 def hit(numbers: np.ndarray, huge: float = 1e7) -> np.ndarray:
     """The numbers, of which one is huge."""
     return np.concatenate([numbers[:-1], [huge]])

@@ -249,18 +249,21 @@ def unlike_training(numbers: NDArray[np.float64], usual: Spread, name: str) -> t
     scores, usual = usual.scores(numbers), usual.robust if usual.is_bent else usual
     # marks of rare things are far from their mean by nature
     far = (scores > _FAR) & ~np.isin(numbers, (0, 1))
-    best: tuple[int, float, Conversion, int] | None = None  # by how many numbers it brings back, and how near
+    best: tuple[int, float, Conversion] | None = None  # by how many numbers it brings back, and how near
     for conversion in filter(lambda conversion: _fits(conversion, name), CONVERSIONS):
         apart = np.where(far, np.abs(conversion.undone(numbers) - usual.mean), math.inf)
         explained = int((apart < usual.deviation).sum())
         if explained and (best is None or (explained, -apart.min()) > best[:2]):
-            best = explained, -float(apart.min()), conversion, int((apart < usual.deviation).argmax())
-    if best is not None:
-        _, _, known, index = best
-        back = known.undone(float(numbers[index]))
-        return far, index, f", which would be {back:.3g} in {known.usual}: {known.unit} for {known.usual}?"
-    far &= scores > _FARTHEST
-    return far, int(far.argmax()), ""
+            best = explained, -float(apart.min()), conversion
+    if best is None:
+        far &= scores > _FARTHEST
+        return far, int(far.argmax()), ""
+    known = best[2]
+    back = known.undone(numbers)
+    changed = far & (np.abs(back - usual.mean) < usual.deviation)
+    index = int(changed.argmax())
+    words = f", which would be {back[index]:.3g} in {known.usual}: {known.unit} for {known.usual}?"
+    return changed | (far & (scores > _FARTHEST)), index, words
 
 
 _CALLED = {
