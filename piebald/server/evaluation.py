@@ -276,10 +276,8 @@ def _of_all(clients: Clients, naive: row_scores.Naive | None) -> tuple[float, ..
     if naive in (None, "equal") or len(clients) > MOST_CLIENTS:
         return ()
     held = [rows for client in range(len(clients)) if len(rows := clients.rows(client, "train"))]
-    targets, weights = (
-        torch.cat([*map(row_scores.known_targets, held)]),
-        torch.cat([*map(row_scores.row_weights, held)]),
-    )
+    targets = torch.cat([row_scores.known_targets(rows, naive) for rows in held])
+    weights = torch.cat([*map(row_scores.row_weights, held)])
     some = any(rows.weight is not None for rows in held)
     return tuple(row_scores.constant_of(naive, targets, weights if some else None).tolist())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 
 import piebald
 from piebald.cli import main
+from piebald.contracts import Rows
 from piebald.core.errors import SettingError
 from piebald.core.metrics import count_loss, poisson_deviance
 from piebald.experiments.file import ExperimentSettings
+from piebald.methods.queries.row_scores import TrainingTotals, constant_of
 from piebald.models import build_model
 from piebald.models.prediction import mean_outputs
+from piebald.privacy.ledger import DisclosureRules, Withheld
 from piebald.report.export.score import Scorer
 from tests.fakes import simulate
 
@@ -116,6 +120,31 @@ def test_a_comparison_has_the_constant_rate_of_training_rows_beside_methods() ->
         ]
         assert scores.client_means() == pytest.approx(expected, rel=1e-4)
     assert "constant rate" in str(compared)
+
+
+def test_the_constant_rate_knows_no_unit_of_weights_and_has_half_a_count_where_nothing_was_counted() -> None:
+    targets, weights = torch.tensor([[1.0, 10.0], [0.0, 10.0]]).double(), torch.tensor([2.0, 1.0]).double()
+    for unit in (1.0, 0.01):
+        assert constant_of("rate", targets, weights * unit).exp().item() == pytest.approx(2 / 30)
+    assert constant_of("rate", targets[1:]).exp().item() == pytest.approx(0.5 / 10)
+    assert constant_of("rate", torch.tensor([[3.0], [torch.nan], [1.0]])).exp().item() == pytest.approx(2)
+
+
+def test_a_site_tells_sums_only_of_rows_that_its_rules_looked_at() -> None:
+    """A pair that is unknown by half is in no sum, and must not make the row of another look like one of many."""
+    others = torch.tensor([[90.0, -100.0]]).repeat(20, 1)
+    inputs = SimpleNamespace(answered=lambda **answer: answer)
+
+    def told(pairs: torch.Tensor) -> Any:
+        rows = Rows(torch.zeros(len(pairs), 1), pairs)
+        context = SimpleNamespace(disclosure=DisclosureRules(), rows=lambda split: [rows])
+        return TrainingTotals.of("rate").answer(inputs, context, None)["vectors"]["totals"].tolist()  # type: ignore[arg-type]
+
+    even = torch.tensor([[3.0, 10.0]]).repeat(20, 1)
+    assert told(torch.cat([even, others])) == [[60, 200, 20]]
+    alone = torch.cat([torch.tensor([[90.0, 10.0]]), torch.tensor([[0.0, 10.0]]).repeat(19, 1)])
+    with pytest.raises(Withheld):
+        told(torch.cat([alone, others]))
 
 
 @pytest.mark.full

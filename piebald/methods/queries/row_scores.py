@@ -88,7 +88,7 @@ class RowScores(ScoringQuery):
             return {NAIVE: torch.zeros(len(context.rows("train")), 1)}
         else:
             held = context.rows("train")
-            targets = [known_targets(rows) for rows in held]
+            targets = [known_targets(rows, self.naive) for rows in held]
             each = [None if rows.weight is None else row_weights(rows) for rows in held]
             outputs = torch.stack([constant_of(self.naive, *pair) for pair in zip(targets, each, strict=True)])
             rows_known = torch.stack([(~values.isnan()).any() for values in targets])[:, None]
@@ -180,7 +180,7 @@ class TrainingTotals(Query):
         if self.naive == "classes":
             totals = context.label_counts()
         else:
-            targets = [known_targets(rows) for rows in context.rows("train")]
+            targets = [known_targets(rows, self.naive) for rows in context.rows("train")]
             if context.disclosure is not None and not self._counts_only:
                 context.disclosure.check(known.nan_to_num(0.0).cpu().numpy() for known in targets)
             totals = torch.stack([self._totals(known) for known in targets])
@@ -248,12 +248,13 @@ class TrainingTotals(Query):
         return totals[..., totals.shape[-1] - totals.shape[-1] // 2 :]
 
 
-def known_targets(rows: Rows) -> Tensor:
-    """The targets of rows [n, k], NaN where one is unknown."""
+def known_targets(rows: Rows, naive: Naive | None = None) -> Tensor:
+    """The targets of rows [n, k], NaN where one is unknown, and, of a rate, also the other one of its pair."""
     values = pytree.leaves(rows.y)[0]
     values = values.reshape(len(values), -1).double()
     # NaN, so that unknown labels of all kinds fall out of sums by one rule
-    return torch.where(values == -100, torch.nan, values)
+    unknown = (values == -100) | values.isnan()
+    return torch.where(unknown.any(1, keepdim=True) if naive == "rate" else unknown, torch.nan, values)
 
 
 def row_weights(rows: Rows) -> Tensor:
@@ -276,9 +277,9 @@ def totals_of(naive: Naive, targets: Tensor, weights: Tensor | None = None) -> T
     each = torch.ones(len(targets), dtype=targets.dtype) if weights is None else weights
     each = each.to(targets)[:, None]
     if naive == "rate":
-        pairs = targets if targets.shape[1] == 2 else torch.cat([targets, torch.ones_like(targets)], 1)
-        known = ~pairs.isnan().any(1, keepdim=True) * each
-        return torch.cat([(pairs.nan_to_num() * known).sum(0), known.sum(0)])
+        exposures = torch.ones_like(targets).where(~targets.isnan(), torch.nan)
+        pairs = targets if targets.shape[1] == 2 else torch.cat([targets, exposures], 1)
+        return torch.cat([(pairs * each).nansum(0), (~targets[:, :1].isnan() * each).sum(0)])
     return torch.cat([(targets * each).nansum(0), (~targets.isnan() * each).sum(0)])
 
 
@@ -304,15 +305,15 @@ def _weighted_median(targets: Tensor, weights: Tensor) -> Tensor:
 def constant(naive: Naive, totals: Tensor) -> Tensor:
     """The outputs [..., k] that are the same for all rows, from totals [..., k] of classes, of others see `totals_of`.
 
-    One row more of each class, of labels half a row with and half a row without it, and a rate of half a count where
-    nothing was counted keep the loss of what training rows lack finite.
+    One row more of each class, of labels half a row with and half a row without it, and half a count where nothing was
+    counted keep the loss of what training rows lack finite.
     """
     if naive == "classes":
         # a class without rows would have an output of minus infinity
         return (totals + 1).log()
     if naive == "rate":
         counts, exposures = totals[..., :1], totals[..., 1:2]
-        return torch.where(exposures > 0, (counts.clamp_min(0.5) / exposures).log(), 0.0)
+        return torch.where(exposures > 0, (torch.where(counts > 0, counts, 0.5) / exposures).log(), 0.0)
     sums, counts = totals.chunk(2, -1)
     # half a row of each kind, as a share of exactly 0 or 1 has an infinite logit
     return ((sums + 0.5) / (counts + 1)).logit() if naive == "labels" else sums / counts.clamp_min(1)
