@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from piebald.cli import app
-from piebald.core.errors import RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.core.progress import Bar
 
 Learns = Literal["both", "source", "target", "size"]  # without importing torch
@@ -106,7 +106,7 @@ def _in_pairs(
         try:
             with _watching(pair, path, False, options) as watch:
                 results[name] = vertical.run_party(role, pair, path, watch, _caution, key, kinds)
-        except RuntimeFault as error:
+        except PiebaldError as error:
             _caution(f"{name}: {error}")
             failed.append(name)
         else:

@@ -183,23 +183,23 @@ def run_party(
         secret = store.secret()
         with at_work("waiting for the other party", tell):
             channel = open_channel(credentials, runtime.timeout, runtime.partner or noted)
-        if runtime.partner is None:
-            tell(
-                f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, "
-                f"give runtime.partner={channel.partner})"
-            )
-        store.set_meta(partner=channel.partner)
         session = PartySession(channel, role, runtime.timeout)
         with session.closing(stays=True):
+            if runtime.partner is None:
+                tell(
+                    f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it "
+                    f"before, give runtime.partner={channel.partner})"
+                )
+            store.set_meta(partner=channel.partner)
             # in one connection with the training, so that both parties begin again after an end at any message
             if raw is not None:
                 raw.meet(session)
             elif was_raw(settings, role, folder):
                 meet(session, settings)
             data = loaded() if data is None else data
-        if raw is not None:
-            raw.end()
-        spend = _spending(credentials, data, channel.partner)
+            if raw is not None:
+                raw.end()
+            spend = _spending(credentials, data, channel.partner)
         with one_thread():
             party = train_party(role, settings, data, channel, store, secret, watch, spend)
         if role == "target":

@@ -84,6 +84,17 @@ def test_one_that_does_not_come_costs_the_others_nothing(folder, capfd):
     assert "1 of 2 pairs did not finish: go on with --partner shop-a" in said
 
 
+@pytest.mark.full
+def test_one_that_shares_no_row_costs_the_others_nothing(folder, capfd):
+    shop = pandas.read_csv("shop-a.csv")
+    shop.assign(customer=[f"nobody {number}" for number in range(len(shop))]).to_csv("shop-a.csv", index=False)
+    bank = words("source", "bank", "server", *(part for name in SHOPS for part in ("--partner", name)))
+    assert at_once(bank, *(words("target", name, name) for name in SHOPS)) == [1, 2, 0]
+    said = capfd.readouterr().err
+    assert "shop-a: no key of the columns customer is in both tables" in said
+    assert "1 of 2 pairs did not finish: go on with --partner shop-a" in said
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -17,6 +17,7 @@ from piebald.privacy.ledger import FOLDER
 from piebald.vertical import key_matching, transfer_runs
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_store import PartyStore, read_settings, write_settings
+from piebald.vertical.protocol import PartySession
 from piebald.vertical.raw_tables import check, named, was_raw
 from piebald.vertical.transfer_runs import run, run_party
 
@@ -181,6 +182,20 @@ def test_a_party_that_has_lost_its_named_rows_after_the_match_is_a_sentence(raw,
     (raw / "target" / "target.csv").unlink()
     ended = transfer_together(raw, monkeypatch, {})
     assert all("no checkpoint of the same step" in str(one) for one in ended.values())
+
+
+def test_a_ledger_that_cannot_be_read_ends_the_connection_with_a_reason(raw, monkeypatch):
+    """The other party waited, and the place to listen stayed taken for the next pair."""
+    runtime = {"credentials": str(credentials(raw / "kit")["bank"].folder)}
+    ours, theirs = Mortal.pair()
+    monkeypatch.setattr(transfer_runs, "open_channel", lambda *_: ours)
+    made = named(settings(), ["id"], ["exact"], raw / "made").files
+    (raw / FOLDER).mkdir()
+    (raw / FOLDER / "ledger.json").write_text("no ledger")
+    with pytest.raises(SettingError, match="is no ledger that can be read"):
+        run_party("source", settings(files={"source": made.source}, runtime=runtime), raw / "run", tell=lambda _: None)
+    with pytest.raises(PartyEnded, match="the other party ended the run"):
+        PartySession(theirs, "target", 1.0).handshake({})
 
 
 @pytest.mark.parametrize("link", [False, True])
