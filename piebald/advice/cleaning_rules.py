@@ -59,12 +59,11 @@ def proposed(frame: Any, sites: Sequence[str], target: str) -> Cleaning:
         elif "date" in kinds.values():
             rules = [*_of_dates(texts)]
         for site, rule, value in rules:
-            held = (common if site is None else own.setdefault(site, {})).setdefault(rule, {})
-            # words that became numbers above, which a coding changes once more
-            is_second = rule == "map" and name in held
-            held[name] = (
-                {word: value.get(number, number) for word, number in held[name].items()} if is_second else value
-            )
+            by_column = (common if site is None else own.setdefault(site, {})).setdefault(rule, {})
+            if rule == "map" and name in by_column:
+                # words that became numbers above, which a coding changes once more
+                value = {word: value.get(number, number) for word, number in by_column[name].items()}
+            by_column[name] = value
     copies = frame.assign(**{" of": whose}).duplicated().any() and _pairs_by_chance(frame.drop_duplicates()) < _PAIRS
     return Cleaning(**{**common, "by_site": own, "duplicates": "drop" if copies else "keep"})
 

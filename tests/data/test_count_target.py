@@ -12,7 +12,7 @@ import torch
 
 import piebald
 from piebald.cli import main
-from piebald.contracts import Rows
+from piebald.contracts import Rows, Update
 from piebald.core.errors import SettingError
 from piebald.core.metrics import count_loss, poisson_deviance
 from piebald.experiments.file import ExperimentSettings
@@ -142,6 +142,9 @@ def test_a_site_tells_sums_only_of_rows_that_its_rules_looked_at() -> None:
 
     even = torch.tensor([[3.0, 10.0]]).repeat(20, 1)
     assert told(torch.cat([even, others])) == [[60, 200, 20]]
+    # policies go by the number of rows, and not by sums
+    assert TrainingTotals.of("rate").fewest_rows(Update({"totals": torch.tensor([60.0, 200.0, 4.0])}, 4, 0, {})) == 4
+    assert TrainingTotals.of("rate").fewest_rows(Update({"totals": torch.tensor([2.0, 3.0, 4.0])}, 4, 0, {})) == 4
     alone = torch.cat([torch.tensor([[90.0, 10.0]]), torch.tensor([[0.0, 10.0]]).repeat(19, 1)])
     with pytest.raises(Withheld):
         told(torch.cat([alone, others]))
