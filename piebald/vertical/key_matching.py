@@ -307,6 +307,6 @@ def write_named(frame: DataFrame, names: list[str], out: Path) -> None:
     try:
         # quoted, since a lone carriage return in a text would end its row
         text = table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-        write_private(out, text.translate(_NO_TEXT), lasting=False)
+        write_private(out, text.translate(_NO_TEXT))
     except OSError as error:
         raise RunFolderError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

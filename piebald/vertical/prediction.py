@@ -194,7 +194,8 @@ def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) ->
     credentials = read_credentials(Path(runtime.credentials or "no folder of credentials"))
     with PartyStore.open_read_only(folder / role) as store:
         partner, last = store.meta.get("partner"), store.steps()[-1]["losses"]
-    session = PartySession(open_channel(credentials, runtime.timeout, partner), role, runtime.timeout)
+    channel = open_channel(credentials, runtime.timeout, partner)
+    session = PartySession(channel, role, runtime.timeout)
     with session.closing():
         # the losses of the last step are known to both, and to no other run
         session.handshake({"predict": settings.agreed(), "losses": last, "keys": own.digest})
@@ -204,7 +205,7 @@ def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) ->
         else:
             ledger = RowLedger(own.records, [credentials.folder / "state", *own.places], credentials.party)
             with counting(ledger):  # before anything is sent
-                ledger.count(SHARES, hashlib.blake2b(own.in_order().tobytes(), digest_size=16).hexdigest())
+                ledger.count(SHARES, channel.partner)
             send_numbers(session, MessageKind.HANDOVER, own.in_order())
         session.finish()
     return own.scored(shares)

@@ -36,6 +36,12 @@ VERSION = 5
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
 HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]
+FILE = "the same file and the same --set options"
+REMEDIES = {  # by what the settings of a handshake hold
+    "keys": f"{FILE}, and tables with the same keys",
+    "rows": f"{FILE}, and --key to both or to neither",
+    "match": "the same --kind, --learns, --floor and --country",
+}
 NOBODY = bytes(16)  # the session id of the first message
 
 
@@ -127,10 +133,8 @@ class PartySession:
         if partner_role == role:
             raise SettingsDiffer(f"both parties say they are the {self.role}: start one as the other")
         if partner_digest != expected:
-            keys = ", and tables with the same keys" if "keys" in settings else ""
-            raise SettingsDiffer(
-                f"the two parties' settings differ: give both the same file and the same --set options{keys}"
-            )
+            remedy = next((REMEDIES[name] for name in REMEDIES if name in settings), FILE)
+            raise SettingsDiffer(f"the two parties' settings differ: give both {remedy}")
         common = set(steps) & set(struct.unpack("<2q", resumable))
         if not common:
             raise SettingsDiffer(

@@ -381,7 +381,7 @@ def test_two_tables_get_a_column_by_which_their_rows_belong_together(folder):
 def test_other_normalisation_at_the_other_side_is_a_sentence_and_both_can_start_again(folder, capfd):
     codes = commands(shop=("--country", "49"))
     assert set(codes.values()) <= {1, 2}
-    assert "settings differ" in capfd.readouterr().err
+    assert "settings differ: give both the same --kind" in capfd.readouterr().err
     assert not Path("bank matched.csv").exists()
     assert commands("--learns", "source") == {"bank": 0, "shop": 0}
     assert Path("shop matched.csv").exists() != Path("bank matched.csv").exists()

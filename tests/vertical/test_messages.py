@@ -303,6 +303,13 @@ def test_errors_of_a_run_are_faults_that_can_be_resumed():
     assert issubclass(PartyEnded, RuntimeFault)
 
 
+def test_of_a_raw_table_and_one_whose_rows_have_their_names_the_former_is_told_what_differs():
+    """The same file and the same options at both do not help, as --key is none of them."""
+    terms = {"source": {"rows": {"steps": 2}}, "target": {"steps": 2}}
+    errors = talk(lambda role, session: session.handshake(terms[role]))
+    assert "--key to both or to neither" in str(errors["source"])
+
+
 class Echo(InMemoryChannel):
     """The other end knows nothing, and gives back what it was sent in the other role and with a nonce of its own."""
 

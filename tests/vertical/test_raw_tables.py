@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -228,6 +230,14 @@ def test_a_table_is_matched_again_where_its_rows_are_others(raw):
     pandas.read_csv("shop.csv")[1:].to_csv("shop.csv", index=False)
     with pytest.raises(SettingError, match=r"was matched from other rows than those of shop\.csv"):
         named(settings(), ["id"], ["exact"], Path("run"))
+
+
+def test_a_table_with_names_survives_a_power_failure_if_the_end_of_its_match_does(tmp_path, monkeypatch):
+    """A table that is on no disk beside a match that has ended there leaves one party without its rows."""
+    flushed: list[bool] = []  # whether it was the folder
+    monkeypatch.setattr("os.fsync", lambda handle: flushed.append(stat.S_ISDIR(os.fstat(handle).st_mode)))
+    key_matching.write_named(pandas.DataFrame({"age": [3]}), ["n1"], tmp_path / "matched.csv")
+    assert flushed == [False, True]
 
 
 def test_rows_are_the_same_for_a_ledger_and_for_a_preparation_after_a_match(tmp_path):

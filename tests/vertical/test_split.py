@@ -220,6 +220,8 @@ def test_two_parties_apart_predict_as_one_user_would_and_each_telling_is_counted
     # 40 steps on two chunks, the shares of the held-out rows, and those of the new ones
     counts = {"transfer_common": 20, "transfer_shares": 2}
     assert RowLedger(records, [folder / FOLDER], "server").counts == counts
+    entries = json.loads((folder / FOLDER / "ledger.json").read_text())["entries"]
+    assert {digest for (kind, _, _, _, digest, *_), _ in entries if kind == "transfer_shares"} == {"bank"}
     bank[bank["customer"] != 1000].to_csv("fewer.csv", index=False)
     said = both_predict(folders, {"source": "fewer.csv", "target": "shop.csv"})
     assert "tables with the same keys" in str(said["source"])
