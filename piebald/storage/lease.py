@@ -182,19 +182,19 @@ def seize(folder: Path) -> None:
     is copied after the database has all that the database lacks, since no second transaction begins.
 
     Raises:
-        RunFolderError: the database is damaged.
+        RunFolderError: the database is damaged, or a file cannot be read or replaced.
     """
     from piebald.storage import schema  # here, since it loads PyTorch, which a look at a queue does not need
 
-    for part in (part for pattern in _UNNAMED for part in folder.glob(pattern)):
-        part.unlink(missing_ok=True)
-    for name in _FILES:
-        with suppress(FileNotFoundError):
-            _copied(folder, name).replace(folder / name)
-    database = folder / schema.DATABASE
-    if not database.exists():
-        return
-    with schema.explained(f"{database} cannot be taken over"):
+    with schema.explained(f"{folder} cannot be taken over"):
+        for part in (part for pattern in _UNNAMED for part in folder.glob(pattern)):
+            part.unlink(missing_ok=True)
+        for name in _FILES:
+            with suppress(FileNotFoundError):
+                _copied(folder, name).replace(folder / name)
+        database = folder / schema.DATABASE
+        if not database.exists():
+            return
         copy = _copied(folder, database.name)
         with suppress(FileNotFoundError):
             _copied(folder, f"{database.name}-wal").replace(f"{copy}-wal")

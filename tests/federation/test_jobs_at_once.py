@@ -271,7 +271,7 @@ def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(
         os.close(files[0])
         assert "a run begins" in caplog.text
         idle.rows.clear()
-        with pytest.raises(Unwelcome):
+        with pytest.raises(Unwelcome, match="a run has begun"):
             idle._on_hello("site-1", hello, memoryview(b""))
         assert not idle.rows
     finally:

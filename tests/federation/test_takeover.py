@@ -75,15 +75,18 @@ def test_a_run_that_is_broken_fails_alone_when_a_server_takes_over(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, before = ExperimentQueue(folder), dict[str, int]()
-    for name in ("broken", "sound", "none yet"):
+    for name in ("broken", "sound", "none yet", "not readable"):
         queue.change(queue.add(name, "", tmp_path / name), state="running", slot=0)
-    before = {name: run(tmp_path / name) for name in ("broken", "sound", "without a queue")}
+    before = {name: run(tmp_path / name) for name in ("broken", "sound", "without a queue", "not readable")}
     (tmp_path / "broken" / "run.db").write_bytes(b"no database at all" * 1000)
+    (tmp_path / "not readable" / "run.lock").unlink()
+    (tmp_path / "not readable" / "run.lock").mkdir()
     name_run(folder, tmp_path / "without a queue")
     with leased(folder) as held:
         assert held.token == 2
-        assert [entry.state for entry in queue.entries()] == ["failed", "running", "running"]
+        assert [entry.state for entry in queue.entries()] == ["failed", "running", "running", "failed"]
         assert "restore the folder" in queue.entry(1).why
+        assert "not readable cannot be taken over: is a directory" in queue.entry(4).why
         for name in ("sound", "without a queue"):
             assert (tmp_path / name / "run.db").stat().st_ino != before[name]
     assert "broken is not taken over" in caplog.text

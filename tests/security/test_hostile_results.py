@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.core.errors import SettingError
+from piebald.federation.credentials.revocation import EXPIRED
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Hello, encode
@@ -410,10 +411,12 @@ def test_the_refusal_of_one_site_does_not_end_the_run(wait_for: Any, ends: bool,
     entry.server.close()
 
 
-def test_where_all_refuse_the_run_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reason", ["no", f"{EXPIRED} on 2030-01-01 at 00:00 UTC"])
+def test_where_all_refuse_the_run_ends(reason: str, tmp_path: Path) -> None:
+    """Also where they say what the server says of a certificate, for whose renewal a run waits."""
     entry = Entry(tmp_path, {"name": "fedavg"}, PATIENT)
     for site in ("site-1", "site-2", "site-3"):
-        entry.join(site, refused="no")
+        entry.join(site, refused=reason)
     with pytest.raises(SettingError, match="3 of 3 sites do not take part"):
         entry.server.clients()
     entry.server.close()

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -300,3 +300,21 @@ def test_the_run_goes_on_at_once_without_a_site_that_was_shut_out_until_it_is_ba
         entry.server.close()
     told = (tmp_path / "server" / "audit.jsonl").read_text()
     assert told.count('"event":"shut out","site":"site-2","reason":"its certificate was revoked"') == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends"), [(f"{revocation.EXPIRED} on 2030-01-01", False), ("its certificate was revoked", True)]
+)
+def test_a_run_waits_for_the_renewal_of_a_certificate_that_expired_and_not_for_one_that_was_revoked(
+    reason: str, ends: bool, tmp_path: Path
+) -> None:
+    entry = Entry(tmp_path, {"name": "fedavg"})
+    try:
+        for site in ("site-1", "site-2", "site-3"):
+            entry.join(site)
+            entry.wire.shut[site] = reason
+        until(lambda: all(member.refused == reason for member in entry.server.shared.members), 30)
+        with pytest.raises(SettingError, match=reason) if ends else nullcontext(), entry.server._changed:
+            entry.server._check()
+    finally:
+        entry.server.close()

@@ -9,7 +9,6 @@ from typing import Any
 from piebald.contracts import Clients, Split, Task
 from piebald.core.errors import SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
-from piebald.federation.credentials.revocation import EXPIRED
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_messages import Hello
@@ -77,6 +76,7 @@ class Member:
         hello: its last hello.
         open: tasks under way, by id.
         refused: why it does not take part, "" where it does.
+        expired: whether that is since its certificate has expired, as the server alone has found out.
         late: number of results that arrived twice, or too late to count.
         finished: number of results that brought an update.
         counted: the last training task whose update counted, 0 before the first, -1 where that is not known.
@@ -105,6 +105,7 @@ class Member:
     hello: Hello | None = None
     open: dict[int, OpenTask] = field(default_factory=dict)
     refused: str = ""
+    expired: bool = False
     late: int = 0
     finished: int = 0
     counted: int = 0
@@ -187,7 +188,7 @@ class Member:
     @property
     def refuses_for_good(self) -> bool:
         """Whether it does not take part, and not only until its certificate is renewed."""
-        return bool(self.refused) and not self.refused.startswith(EXPIRED)
+        return bool(self.refused) and not self.expired
 
     def hear(self, hello: Hello, refused: str) -> bool:
         """Record a hello, and return whether anything other than the time has changed."""

@@ -30,7 +30,7 @@ from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.certificates import SignatureCheck
 from piebald.federation.credentials.party_files import DiskWrites
-from piebald.federation.credentials.revocation import ExpiryWatch
+from piebald.federation.credentials.revocation import EXPIRED, ExpiryWatch
 from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms
@@ -343,6 +343,7 @@ class FederationServer:
                         fields = {"site": member.name, "reason": shut}
                         self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **fields))
                         member.refused = shut
+                    member.expired = shut.startswith(EXPIRED)
                     self._log_presence(member)
                     if self._gathered:  # before, the heartbeat names all sites that are missing
                         self._messages.log_doing(member, EVERY)

@@ -43,7 +43,7 @@ class IdleSites:
         if self._begun():  # it came when the run began, and would wait here for ever
             raise Unwelcome("a run has begun")
         if origin in self._waiting:
-            self._waiting.remove(origin)
+            self._waiting.discard(origin)  # another connection of it may have been told meanwhile
             raise Unwelcome("no experiment is at work")
         self._waiting.add(origin)
         row = {"jobs": hello.jobs, "gpus": hello.gpus, "gigabytes": hello.gigabytes}

@@ -304,9 +304,9 @@ def pieces(credentials: Credentials, what: Operation, body: bytes = b"", **field
     )  # fmt: skip
     link.start()
     try:
-        until, there, whole = time.monotonic() + _CONNECTING, 0, ""
+        until, start, whole_digest = time.monotonic() + _CONNECTING, 0, ""
         while True:
-            reply = link.request(SERVER, "call", Call(what=what, start=there, **fields), body, timeout=_CHECKING + 10)
+            reply = link.request(SERVER, "call", Call(what=what, start=start, **fields), body, timeout=_CHECKING + 10)
             if reply is None and time.monotonic() < until:
                 time.sleep(0.1)
                 continue
@@ -319,11 +319,11 @@ def pieces(credentials: Credentials, what: Operation, body: bytes = b"", **field
             answer, piece = decode(Answer, reply)
             if answer.refused:
                 raise SettingError(answer.refused)
-            if there and answer.digest != whole:
+            if start and answer.digest != whole_digest:
                 raise SettingError("what was asked for has changed meanwhile: ask again")
-            there, whole = there + len(piece), answer.digest
+            start, whole_digest = start + len(piece), answer.digest
             yield bytes(piece)
-            if there >= answer.size or not piece:
+            if start >= answer.size or not piece:
                 return
             until = time.monotonic() + _CONNECTING
     finally:
