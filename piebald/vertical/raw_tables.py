@@ -35,8 +35,8 @@ def named(settings: TransferSettings, columns: Sequence[str], kinds: Sequence[st
     Raises:
         SettingError: as for `match`; or no key is in both tables, or the folder has a table that is no part of its run.
     """
-    made = {role: _table(settings, role, columns, folder) for role in ROLES}
-    if not all(file.there for file in made.values()):
+    tables = {role: _table(settings, role, columns, folder) for role in ROLES}
+    if not all(table.exists for table in tables.values()):
         frames = {role: read_owners(Path(_file(settings, role).path))[0].frame for role in ROLES}
         keys = {role: keys_of(frames[role], columns, kinds) for role in ROLES}
         both = sorted(set.intersection(*map(set, keys.values())) - {""})
@@ -45,8 +45,8 @@ def named(settings: TransferSettings, columns: Sequence[str], kinds: Sequence[st
         names = {key: str(number) for number, key in enumerate(both, 1)}
         private_folder(folder)
         for role in ROLES:
-            write_named(frames[role], [names.get(key, "") for key in keys[role]], Path(made[role].file.path))
-    return _with_files(settings, {role: table.file for role, table in made.items()})
+            write_named(frames[role], [names.get(key, "") for key in keys[role]], Path(tables[role].file.path))
+    return _with_files(settings, {role: table.file for role, table in tables.items()})
 
 
 class RawTable:
@@ -73,13 +73,13 @@ class RawTable:
         credentials: Credentials, folder: Path, tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         table, raw = _table(settings, role, columns, folder), _file(settings, role).path
-        self.settings, self.is_named = _with_files(settings, {role: table.file}), table.there
+        self.settings, self.is_named = _with_files(settings, {role: table.file}), table.exists
         self._columns, self._path = columns, Path(table.file.path)
         self._match = KeyMatch(Path(raw), columns, kinds, credentials, self._path, tell=tell)
 
-    def meet(self, session: PartySession) -> None:
-        """Match the rows, unless both parties have done so; either may have been stopped at any message before."""
-        if not meet(session, self.settings, self._match.steps) and not self._match.run(session).names:
+    def match(self, session: PartySession) -> None:
+        """Name the rows, unless both parties have done so; either may have been stopped at any message before."""
+        if not both_named(session, self.settings, self._match.steps) and not self._match.run(session).names:
             self._path.unlink(missing_ok=True)
             self.end()
             raise _nothing_shared(self._columns)
@@ -89,7 +89,7 @@ class RawTable:
         self._match.end()
 
 
-def meet(session: PartySession, settings: TransferSettings, steps: tuple[int, int] = (1, 1)) -> int:
+def both_named(session: PartySession, settings: TransferSettings, steps: tuple[int, int] = (1, 1)) -> int:
     """Return whether both parties of a transfer from raw tables have named their rows: 1, or 0 for a match to come."""
     return session.handshake({"rows": settings.agreed()}, steps)
 
@@ -97,28 +97,28 @@ def meet(session: PartySession, settings: TransferSettings, steps: tuple[int, in
 def was_raw(settings: TransferSettings, role: Role, folder: Path) -> bool:
     """Return whether a party's table was named by a match of this run, as where it is resumed."""
     file = getattr(settings.files, role, None)
-    return file is not None and Path(file.path) == _place(folder, role)
+    return file is not None and Path(file.path) == _named_path(folder, role)
 
 
-def _place(folder: Path, role: Role) -> Path:
+def _named_path(folder: Path, role: Role) -> Path:
     return folder.resolve() / f"{role}.csv"  # from the root: the run is gone on with in any folder
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedTable:
     file: PartyFile
-    there: bool
+    exists: bool
 
 
-def _table(settings: TransferSettings, role: Role, columns: Sequence[str], folder: Path) -> _Named:
+def _table(settings: TransferSettings, role: Role, columns: Sequence[str], folder: Path) -> _NamedTable:
     """Return a party's file with the names of a match, and whether a run has it already.
 
     Raises:
         SettingError: what lies in its place is no part of a run, or was matched from other rows.
     """
-    raw, path = _file(settings, role), _place(folder, role)
-    there = is_transfer(folder) and path.exists()
-    tables = (Path(raw.path), path) if there else ()
+    raw, path = _file(settings, role), _named_path(folder, role)
+    exists = is_transfer(folder) and path.exists()
+    tables = (Path(raw.path), path) if exists else ()
     if len({records_of(read_owners(table), role).tobytes() for table in tables}) > 1:
         raise SettingError(
             f"{path} was matched from other rows than those of {raw.path}: give another folder with --out, where the "
@@ -130,7 +130,7 @@ def _table(settings: TransferSettings, role: Role, columns: Sequence[str], folde
             f"{path} is there, and {folder} holds no transfer that it was matched for: remove it, or give another "
             "folder with --out"
         )
-    return _Named(_features(raw, columns, path, SHARED_ID), there)
+    return _NamedTable(_features(raw, columns, path, SHARED_ID), exists)
 
 
 def _with_files(settings: TransferSettings, changes: dict[str, PartyFile]) -> TransferSettings:

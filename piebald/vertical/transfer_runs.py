@@ -31,7 +31,7 @@ from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import SCORES, PartyStore, private_folder, read_settings, write_settings
 from piebald.vertical.prediction import predict
 from piebald.vertical.protocol import ROLES, PartySession, Role
-from piebald.vertical.raw_tables import RawTable, meet, was_raw
+from piebald.vertical.raw_tables import RawTable, both_named, was_raw
 from piebald.vertical.split_model import party_class
 from piebald.vertical.transfer_methods import Ftl, Method, Smmd
 from piebald.vertical.transfer_results import TransferComparison, TransferResult, result_of, score_rows
@@ -193,9 +193,9 @@ def run_party(
             store.set_meta(partner=channel.partner)
             # in one connection with the training, so that both parties begin again after an end at any message
             if raw is not None:
-                raw.meet(session)
+                raw.match(session)
             elif was_raw(settings, role, folder):
-                meet(session, settings)
+                both_named(session, settings)
             data = loaded() if data is None else data
             if raw is not None:
                 raw.end()
