@@ -24,6 +24,7 @@ from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
+from piebald.core.targets import known
 from piebald.engines.scoring import value_of, values_of_rows
 from piebald.report.row_noise import CHOOSING, PLAIN
 from piebald.runs.finished_run import Run
@@ -182,11 +183,12 @@ def score_beside(run: Run, models: PlainModels) -> None:
     Beside them it keeps the scores by which `Comparison` chooses between them and Local: on validation rows, or, where
     there are none but those that models are judged by, of plain models by cross-validation of training rows.
 
-    A run whose single rows were not scored, or whose noise hides rows, has none, nor has one with very many clients.
+    A run whose single rows were not scored, or whose noise hides rows, has none, nor has one with very many clients or
+    with rows that no plain model fits.
     """
     own = [row for row in run.row_scores if row["model"] == "rows" and row["metric"] == run.metric]
     is_there = any(str(row["model"]).startswith(PLAIN) for row in run.row_scores)
-    if not own or is_there or run.spent or len(models.clients) > MOST_CLIENTS:
+    if not (own and models.makers) or is_there or run.spent or len(models.clients) > MOST_CLIENTS:
         return
     version, metric = max(row["version"] for row in own), models.objective.metrics[run.metric]
     rows = []
@@ -222,14 +224,14 @@ def _choosing(run: Run, models: PlainModels, client: int, judged_by: Split) -> d
 
 
 def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[], Any]]:
-    """The models that fit these clients' rows, none where they are no table in memory of one target."""
+    """The models that fit these clients' rows, none where they are no table in memory of one target that is known."""
     if not (isinstance(clients, InMemory) and clients.in_memory()):
         return {}
     pool = clients.pool()
     x, y = pool.x, pool.y
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dim() != 2 or x.shape[1] > MOST_COLUMNS:
         return {}
-    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all() and known(y).all()):
         return {}
     if objective.name in ("classification", "ordinal") and y.dim() == 1 and bool((y >= 0).all()):
         lda = {} if pool.weight is not None else {"shrunken LDA": _lda}  # which knows no weights of rows

@@ -200,6 +200,21 @@ def test_of_equal_validation_scores_local_is_what_others_are_held_against(tmp_pa
     assert made.verdict.strong is None
 
 
+@pytest.mark.full
+def test_a_comparison_of_rows_with_unknown_numbers_has_no_plain_models(tmp_path: Path) -> None:
+    """They would learn -100 as a number; and Local's outputs on validation rows are those of known ones alone."""
+    x = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    y = x[:, 0].copy()
+    y[25] = -100  # a validation row
+    splits = {"train": (x[:20], y[:20]), "validation": (x[20:40], y[20:40]), "test": (x[40:], y[40:])}
+    network = models.build_model("logistic", (2,), 1)
+    made = piebald.compare(["local"], piebald.clients_from({"a": splits, "b": splits}), network, rounds=1, out=tmp_path)
+    assert made.plain_alone == {}
+    y[25] = 0
+    made = piebald.compare(["local"], piebald.clients_from({"a": splits, "b": splits}), network, rounds=1)
+    assert {*made.plain_alone} == {"ridge regression", "boosted trees"}
+
+
 def test_where_a_plain_model_is_best_local_pays_no_more_than_it() -> None:
     clients = [f"s{number}" for number in range(10)]
     scores = {"local": Scores(np.full((3, 10), 0.7), clients), "fedavg": Scores(np.full((3, 10), 0.6), clients)}
