@@ -7,6 +7,7 @@ import http.client
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -59,10 +60,8 @@ class PersonPage:
         basic = base64.b64encode(f"any:{self.token}".encode()).decode()
         given = {"Authorization": f"Basic {basic}", "Content-Type": FORM} | headers
         connection.request(method, path, body, {name.replace("_", "-"): text for name, text in given.items()})
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        return answer.status, content
+        with closing(connection), connection.getresponse() as answer:
+            return answer.status, answer.read()
 
     def key(self) -> str:
         found = re.search(r'name="key" value="([^"]+)"', self.asked("GET", "/")[1])
@@ -224,3 +223,18 @@ def test_the_page_says_that_the_server_is_away_and_is_served_on_this_machine_alo
     ):
         assert main(["status", str(desk._server.folder.parent / "ann"), *flags]) == 2
         assert "http" not in capsys.readouterr().out
+
+
+def test_a_fetch_that_breaks_off_is_told_on_the_page_and_leaves_no_traceback(
+    pages: dict[str, PersonPage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> Iterator[bytes]:
+        yield b"the beginning"
+        raise SettingError("what was asked for has changed meanwhile: ask again")
+
+    monkeypatch.setattr("piebald.federation.operate.person_page.pieces", broken)
+    page = pages["ann"]
+    with pytest.raises(http.client.IncompleteRead):
+        page.answer("POST", "/fetch", urlencode({"key": page.key(), "number": 1}))
+    assert "the experiment was not fetched to its end: what was asked for has changed" in page.asked("GET", "/")[1]
+    assert not any(record.exc_info for record in caplog.records)

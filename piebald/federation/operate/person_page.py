@@ -51,6 +51,14 @@ def person_app(person: Credentials) -> Any:
 
     key, said, lock = secrets.token_urlsafe(32), list[str](), threading.Lock()
 
+    class Fetched(StreamingResponse):
+        async def stream_response(self, send: Any) -> None:
+            try:
+                await super().stream_response(send)
+            except PiebaldError as error:  # the browser hears that it breaks off, and the page says why
+                with lock:
+                    said.append(f"the experiment was not fetched to its end: {error}")
+
     def look(request: Request) -> Response:
         return HTMLResponse(shown())
 
@@ -72,7 +80,7 @@ def person_app(person: Credentials) -> Any:
             packed = pieces(person, "fetch", number=number)
             first = next(packed)  # or the server refuses, which is said on the page
             named = {"Content-Disposition": f'attachment; filename="experiment-{number}.tar"'}
-            return StreamingResponse(chain([first], packed), media_type="application/x-tar", headers=named)
+            return Fetched(chain([first], packed), media_type="application/x-tar", headers=named)
         answer = f"experiment {number} is being stopped"
         if path == "/submit":
             answer = f"experiment {_submitted(person, values)} of the queue"
