@@ -11,7 +11,7 @@ import torch
 import piebald
 from piebald.contracts import Rows
 from piebald.core.metrics import count_loss
-from piebald.methods.queries.row_scores import class_totals, constant_of
+from piebald.methods.queries.row_scores import class_totals, constant_of, known_targets
 from piebald.models import build_model
 
 pd = pytest.importorskip("pandas")
@@ -52,7 +52,8 @@ def test_the_constant_rate_is_the_best_one_of_all_rows_with_both_numbers(exposed
     missing = targets.clone()
     missing[:3, 0] = torch.nan
     for given, weight in ((targets, None), (targets, weights), (missing, weights)):
-        found = constant_of("rate", given if exposed else given[:, :1], weight)
+        rows = Rows(torch.zeros(40, 1), given if exposed else given[:, :1])
+        found = constant_of("rate", known_targets(rows, "rate"), weight)
         known = ~given.isnan().any(1)
         each = torch.ones(40).double() if weight is None else weight
         rates = torch.linspace(-4, 2, 6001).double()[:, None, None]
