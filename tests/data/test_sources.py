@@ -471,6 +471,11 @@ def test_files_of_one_folder_and_of_several_kinds_are_clients(tmp_path: Path, ca
         [0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0],
     ]  # fmt: skip
     assert "no file has a column 'site': each file is one of its own, by its name" in caplog.text
+    assert "files that are no tables are left out: readme.txt" in caplog.text
+    table.assign(clinical=1).to_csv(tmp_path / "graz.csv", index=False)
+    table.assign(clinical=2).to_csv(tmp_path / "wien.csv", index=False)
+    assert "wien" in clients_from(tmp_path / "*.csv", client="clinic", **asked).names
+    table[:4].to_csv(tmp_path / "graz.csv", index=False)
     table.assign(hospital="x").to_csv(tmp_path / "wien.csv", index=False)
     with pytest.raises(SettingError, match=r"no column 'hospitals': did you mean 'hospital'\?"):
         clients_from(tmp_path / "*.csv", client="hospitals", **asked)
@@ -486,6 +491,7 @@ def test_no_client_has_the_name_of_a_hidden_folder_or_of_a_file_beside_folders(t
     table, asked = pd.DataFrame({"age": range(4), "ill": [0, 1, 1, 0]}), {"target": "ill", "prepare": "none"}
     for folder in ("graz", "lyon", ".ipynb_checkpoints"):
         (tmp_path / folder).mkdir()
+        table = table.rename(columns={"age": "sites"})  # no slip of the folders' word
         table.to_csv(tmp_path / folder / "rows.csv", index=False)
     for pattern in ("*/rows.csv", "*/*.*", "**/rows.csv"):
         assert clients_from(tmp_path / pattern, client="site", **asked).names == ["graz", "lyon"]

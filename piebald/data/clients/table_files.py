@@ -49,7 +49,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
 _SUFFIXES = (*SEPARATORS, *PARQUET, *OFFICE, QUERY)
 _ANY = ".*"  # suffix of a pattern of tables of all kinds
 _HIDDEN = (".", "~$")  # beginnings of names that nobody means, as of a file that a spreadsheet holds open
-_NEAR = 0.8  # likeness of names of which one is taken for a slip of the other
+_NEAR = 0.88  # likeness of names of which one is taken for a slip of the other: of site and sites, not of clinical
 _BLANK = re.compile(rb"\n[ \t]*\r?\n")  # a line without a value, which is no row
 _ZERO = re.compile(rb"(?:^|[,;\t|\"\n ])0\d")  # as of 007
 
@@ -70,12 +70,17 @@ def files_of(path: Path) -> list[Path]:
 
     Of those that a pattern like `*.*` names, tables are taken, and none that is hidden or in a hidden folder.
     """
-    folder = _fixed_folder(path)
-    if path.exists() or not is_table(path) or folder == path:
+    if path.exists() or not is_table(path) or _fixed_folder(path) == path:
         return [path]
-    found = sorted(file for file in folder.glob(str(path.relative_to(folder))) if _suffix(file) in _SUFFIXES)
+    return [file for file in _matches(path) if _suffix(file) in _SUFFIXES]
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """Return the files that a pattern names in order, none of them hidden."""
+    folder = _fixed_folder(pattern)
+    found = sorted(file for file in folder.glob(str(pattern.relative_to(folder))) if file.is_file())
     hidden = {file for file in found if any(name.startswith(_HIDDEN) for name in file.relative_to(folder).parts)}
-    return [file for file in found if file.is_file() and file not in hidden]
+    return [file for file in found if file not in hidden]
 
 
 def _fixed_folder(pattern: Path) -> Path:
@@ -153,6 +158,10 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
     """
     if not files:
         raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
+    if others := [str(file.name) for file in _matches(pattern) if file not in files]:
+        # a site whose spreadsheet is of an old kind must not be left out in silence
+        named = ", ".join([*others[:5], *(["..."] if len(others) > 5 else [])])
+        _log.warning("%s: files that are no tables are left out: %s", pattern, named)
 
     places, above = list[RowsOfFile](), _fixed_folder(pattern)
     in_folders = any(path.parent != above for path in files)
@@ -164,7 +173,8 @@ def _joined(pattern: Path, files: Sequence[Path], names: str | None, as_written:
             table = read_table(path, names, as_written)
             own = path.relative_to(above)
             if names is not None and names not in table.columns:
-                if near := difflib.get_close_matches(names, [*table.columns], n=1, cutoff=_NEAR):
+                near = difflib.get_close_matches(names, map(str, table.columns), n=1, cutoff=_NEAR)
+                if near and not in_folders:  # a folder is called as its client is, whatever columns there are
                     raise SettingError(f"{own} has no column {names!r}: did you mean {near[0]!r}?")
                 if in_folders and len(own.parts) == 1:
                     raise SettingError(f"{own} is in no folder, and others of {pattern} are: move it into its client's")
