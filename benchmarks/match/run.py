@@ -27,7 +27,7 @@ from shared.options import reader
 from piebald import vertical
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.hub.local_federation import free_port
-from piebald.vertical.key_matching import sodium
+from piebald.vertical.key_matching import ristretto
 
 HERE = Path(__file__).parent
 PARTIES = ("server", "bank")
@@ -36,14 +36,12 @@ GOAL = 25.0  # seconds in which 100,000 keys of each party should be matched on 
 
 def bare(keys: int) -> float:
     """Processor seconds of libsodium's own operations in a match of so many keys, from a sample of them."""
-    curve, sample = sodium(), 2000
-    scalar = curve.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
+    group, sample = ristretto(), 2000
+    scalar = group.crypto_core_ristretto255_scalar_random()
     began = time.process_time()
     for _ in range(sample):
-        halves = [curve.crypto_core_ed25519_from_uniform(secrets.token_bytes(32)) for _ in range(2)]
-        own = curve.crypto_scalarmult_ed25519_noclamp(scalar, curve.crypto_core_ed25519_add(*halves))
-        assert curve.crypto_core_ed25519_is_valid_point(own)
-        curve.crypto_scalarmult_ed25519_noclamp(scalar, own)
+        point = group.crypto_core_ristretto255_from_hash(secrets.token_bytes(64))
+        group.crypto_scalarmult_ristretto255(scalar, group.crypto_scalarmult_ristretto255(scalar, point))
     return (time.process_time() - began) * keys / sample
 
 

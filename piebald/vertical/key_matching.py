@@ -1,14 +1,14 @@
 """Private set intersection: two parties find the keys that both have, and tell each other no other key.
 
-    H(k)                 a point of ed25519, uniform: two of Elligator's, added, of the hash of the session and the key
-                         (RFC 9380, hash_to_curve)
+    H(k)                 an element of ristretto255 (RFC 9496), uniform, from the hash of the session and the key
     a H(k)               sent by each party for its own keys in random order; a is drawn for this match alone
     b a H(k)             sent back for the other party's points, in their order; sorted where only the size is learnt
 
 Two keys are the same if their points under both scalars are (Meadows 1986; Huberman, Franklin, Hogg 1999).  Who knows
 neither scalar cannot tell the points from random ones (decisional Diffie-Hellman), so nobody can try guesses of keys
 on what was sent.  This is of parties that follow the protocol: one that sends multiples of its points finds out by
-them which ones came back, although they are sorted.  All curve operations are libsodium's, through PyNaCl.
+them which ones came back, although they are sorted.  The order of the group is prime and each element is written in one
+way, so nothing but the identity must be looked for among points.  All operations are libsodium's, through rbcl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import itertools
 import json
 import secrets
 from collections import Counter
@@ -25,11 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError, SettingError, import_extra
 from piebald.core.files import read_text
+from piebald.core.machine import count_cores
 from piebald.core.private_files import write_private
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import Credentials
@@ -45,6 +47,7 @@ from piebald.vertical.party_messages import MessageFault, MessageKind
 from piebald.vertical.protocol import ROLES, PartySession
 
 if TYPE_CHECKING:
+    from numpy import typing as npt
     from pandas import DataFrame
 
 Learns = Literal["both", "source", "target", "size"]
@@ -69,16 +72,22 @@ class Matched:
     names: dict[str, str]
 
 
-def sodium() -> Any:
-    """Return PyNaCl's bindings of libsodium.
+def ristretto() -> Any:
+    """Return rbcl's bindings of libsodium's ristretto255.
 
     Raises:
-        SettingError: PyNaCl is not installed.
+        SettingError: rbcl is not installed, or cannot load its library.
     """
-    import_extra("nacl", "match", "piebald match needs PyNaCl, which is not installed")
-    from nacl import bindings
-
-    return bindings
+    try:
+        group = import_extra("rbcl", "match", "piebald match needs rbcl, which is not installed")
+    except OSError as error:
+        raise SettingError(
+            f"rbcl writes its library to the folder of temporary files and loads it there, which failed ({error}): let "
+            "TMPDIR name a folder with 3 MB of space, from which programs may be loaded"
+        ) from None
+    with suppress(OSError):  # rbcl leaves that file behind; Windows removes no file that is loaded
+        Path(group._sodium._name).unlink()
+    return group
 
 
 def match_keys(
@@ -96,37 +105,35 @@ def match_keys(
         count: called with a digest of the other party's points before anything is told about them.
 
     Raises:
-        MessageFault: the other party sent what is no point of the large subgroup of the curve, or a point twice.
+        MessageFault: the other party sent what is no point but the identity of the group, or a point twice.
     """
-    curve, seed = sodium(), secrets.token_bytes(SEED) if seed is None else seed
-    own = sorted(keys, key=lambda key: _drawn(seed, f"place {key}"))  # in random order
-    scalar = curve.crypto_core_ed25519_scalar_reduce(_drawn(seed, "scalar"))
+    group, seed = ristretto(), secrets.token_bytes(SEED) if seed is None else seed
+    own = sorted(keys, key=lambda key: _drawn(seed, f"place {key}", 16))  # in random order
+    scalar = group.crypto_core_ristretto255_scalar_reduce(_drawn(seed, "scalar"))
+    times = functools.partial(group.crypto_scalarmult_ristretto255, scalar)
 
     def blinded(key: str) -> bytes:
         digest = hashlib.blake2b(key.encode(), key=session.id, person=b"piebald match").digest()
-        points = (curve.crypto_core_ed25519_from_uniform(half) for half in (digest[:POINT], digest[POINT:]))
-        return times(curve.crypto_core_ed25519_add(*points))
+        return cast("bytes", times(group.crypto_core_ristretto255_from_hash(digest)))
 
-    def times(point: bytes) -> bytes:
-        return bytes(curve.crypto_scalarmult_ed25519_noclamp(scalar, point))
-
-    session.send(MessageKind.POINTS, [b"".join(_parallel(blinded, own))])
+    session.send(MessageKind.POINTS, [_joined(lambda place: blinded(own[place]), len(own))])
     theirs = _points(session, MessageKind.POINTS, MOST_KEYS, exact=False)
-    with session.reading(MessageKind.POINTS):
-        if not all(_parallel(curve.crypto_core_ed25519_is_valid_point, theirs)):
-            raise MessageFault("the other party's POINTS message holds what is no point of the curve")
-    count(hashlib.blake2b(b"".join(theirs), digest_size=16).hexdigest())
-    twice = list(_parallel(times, theirs))
+    try:
+        # all, before anything is told; the check of points that libsodium has beside it lets the identity pass
+        twice = _joined(lambda place: times(_point(theirs, place)), len(theirs) // POINT)
+    except RuntimeError:
+        raise MessageFault("the other party's POINTS message holds what is no point of the group") from None
+    count(hashlib.blake2b(theirs, digest_size=16).hexdigest())
     if learns in ("both", "size") or learns != session.role:
-        session.send(MessageKind.RETURNED, [b"".join(sorted(twice) if learns == "size" else twice)])
+        session.send(MessageKind.RETURNED, [np.sort(_array(twice)).tobytes() if learns == "size" else twice])
     if learns not in ("both", "size", session.role):
         return Matched(None, {})
     returned = _points(session, MessageKind.RETURNED, len(own), exact=True)
-    common = set(twice).intersection(returned)
+    common = np.isin(_array(returned), _array(twice))
+    size = int(common.sum())
     if learns == "size":
-        return Matched(len(common) if len(common) >= floor else None, {})
-    names = {key: _name(point) for key, point in zip(own, returned, strict=True) if point in common}
-    return Matched(len(names), names)
+        return Matched(size if size >= floor else None, {})
+    return Matched(size, {own[place]: _name(_point(returned, place)) for place in np.flatnonzero(common).tolist()})
 
 
 def _drawn(seed: bytes, purpose: str, count: int = 64) -> bytes:
@@ -181,19 +188,31 @@ def _name(point: bytes) -> str:
     return hashlib.blake2b(point, digest_size=12, person=b"piebald name").hexdigest()
 
 
-def _points(session: PartySession, kind: MessageKind, most: int, exact: bool) -> list[bytes]:
+def _points(session: PartySession, kind: MessageKind, most: int, exact: bool) -> bytes:
+    """Receive points, one after the other: as objects they would take three times the memory."""
     (data,) = session.receive(kind, [MessageLength(POINT * most, exact)])
-    points = [data[start : start + POINT] for start in range(0, len(data), POINT)]
-    if len(data) % POINT or len(set(points)) < len(points):
+    if len(data) % POINT or len(np.unique(_array(data))) < len(data) // POINT:
         raise MessageFault(f"the other party's {kind.name} message holds a point twice, or a part of one")
-    return points
+    # libsodium 1.0.18, which rbcl has, overlooks the highest bit, so that each point could be written in two ways
+    if max(data[POINT - 1 :: POINT], default=0) > 127:
+        raise MessageFault(f"the other party's {kind.name} message holds what is no point of the group")
+    return data
 
 
-def _parallel(step: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Return the results of a step of libsodium, which leaves other threads their turn, for each value."""
-    with ThreadPoolExecutor() as pool:
-        pieces = (values[start : start + 1000] for start in range(0, len(values), 1000))
-        return list(itertools.chain(*pool.map(lambda piece: list(map(step, piece)), pieces)))
+def _point(points: bytes, place: int) -> bytes:
+    return points[POINT * place : POINT * place + POINT]
+
+
+def _array(points: bytes) -> npt.NDArray[np.bytes_]:
+    """Return points as an array in which they are compared; NumPy takes zeros off the end of what is read from it."""
+    return np.frombuffer(points, f"S{POINT}")
+
+
+def _joined(step: Callable[[int], bytes], count: int) -> bytes:
+    """Return what a step of libsodium, which leaves other threads their turn, gives for each place, joined."""
+    with ThreadPoolExecutor(count_cores()) as pool:
+        pieces = (range(start, min(start + 1000, count)) for start in range(0, count, 1000))
+        return b"".join(pool.map(lambda piece: b"".join(map(step, piece)), pieces))
 
 
 class KeyMatch:
@@ -223,7 +242,7 @@ class KeyMatch:
                 f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a "
                 "key"
             )
-        sodium()
+        ristretto()
         self._ledger, records = None, records_of(owners, self.role)
         if isinstance(rows, str | Path):
             folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]

@@ -32,7 +32,7 @@ from piebald.vertical.party_messages import (
     unpack_frame,
 )
 
-VERSION = 5
+VERSION = 6
 Role = Literal["source", "target"]
 ROLES: tuple[Role, Role] = ("source", "target")
 HELLO = [MessageLength(2), MessageLength(1), MessageLength(32), MessageLength(16), MessageLength(16)]

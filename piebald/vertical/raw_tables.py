@@ -16,7 +16,7 @@ from piebald.data.clients.row_identity import SHARED_ID
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.key_matching import KeyMatch, begun, sodium, write_named
+from piebald.vertical.key_matching import KeyMatch, begun, ristretto, write_named
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_data import PartyHolding, load_one
 from piebald.vertical.party_store import is_transfer, private_folder
@@ -168,7 +168,7 @@ def check(
     if len(roles) == 1:
         tried(lambda: read_credentials(Path(settings.runtime.credentials or "no folder of credentials")))
         if columns:
-            tried(sodium)
+            tried(ristretto)
     for role in roles:
         tried(lambda role=role: facts.update(_facts(settings, role, columns, kinds)))  # type: ignore[misc]
     if problems:

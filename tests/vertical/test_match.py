@@ -25,7 +25,7 @@ from piebald.data.clients.owner import read_owners, records_of
 from piebald.privacy.ledger import FOLDER
 from piebald.vertical.channel import InMemoryChannel
 from piebald.vertical.encryption.backend import MessageLength
-from piebald.vertical.key_matching import MOST_MATCHES, Matched, match_keys
+from piebald.vertical.key_matching import MOST_MATCHES, Matched, match_keys, ristretto
 from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_messages import HEADER, TAG, MessageFault, MessageKind, PartyEnded, pack_frame
 from tests import processes
@@ -33,7 +33,7 @@ from tests import processes
 from .conftest import credentials, talk
 from .tampered import Killed, Mortal, Tampered
 
-curve = pytest.importorskip("nacl.bindings")
+group = pytest.importorskip("rbcl")
 BANK, SHOP = ["anna", "bert", "carl", "dora"], ["dora", "emil", "anna"]
 
 
@@ -93,7 +93,7 @@ def test_neither_a_key_nor_a_hash_of_one_is_on_the_wire():
             hashlib.new(name, text).digest() for text in plain[:2] for name in ("md5", "sha1", "sha256", "blake2b")
         ]
         hashes += [hashlib.blake2b(plain[0], digest_size=32, person=b"piebald match").digest()]
-        points = [curve.crypto_core_ed25519_from_uniform(one[:32].ljust(32, b"\0")) for one in hashes]
+        points = [group.crypto_core_ristretto255_from_hash(one[:64].ljust(64, b"\0")) for one in hashes]
         for part in (*plain, *hashes, *(one.hex().encode() for one in hashes), *points):
             assert part not in wire
 
@@ -113,7 +113,7 @@ def test_the_scalar_and_the_order_are_drawn_anew_in_each_match(monkeypatch):
         first, second = (points for name, *points in runs if name == role)
         assert len(set(first)) == len(set(second)) == 50
         assert not set(first) & set(second)
-    monkeypatch.setattr("piebald.vertical.key_matching.sodium", lambda: Unblinded)
+    monkeypatch.setattr("piebald.vertical.key_matching.ristretto", lambda: Unblinded)
     runs.clear()
     assert not talk(act)
     first, second = (points for name, *points in runs if name == "source")
@@ -122,15 +122,13 @@ def test_the_scalar_and_the_order_are_drawn_anew_in_each_match(monkeypatch):
 
 
 class Unblinded:
-    """libsodium's curve with a scalar of 1: points are hashes of keys."""
+    """libsodium's group with a scalar of 1: points are hashes of keys."""
 
-    crypto_core_ed25519_from_uniform = staticmethod(curve.crypto_core_ed25519_from_uniform)
-    crypto_core_ed25519_add = staticmethod(curve.crypto_core_ed25519_add)
-    crypto_core_ed25519_is_valid_point = staticmethod(curve.crypto_core_ed25519_is_valid_point)
-    crypto_scalarmult_ed25519_noclamp = staticmethod(curve.crypto_scalarmult_ed25519_noclamp)
+    crypto_core_ristretto255_from_hash = staticmethod(group.crypto_core_ristretto255_from_hash)
+    crypto_scalarmult_ristretto255 = staticmethod(group.crypto_scalarmult_ristretto255)
 
     @staticmethod
-    def crypto_core_ed25519_scalar_reduce(_: bytes) -> bytes:
+    def crypto_core_ristretto255_scalar_reduce(_: bytes) -> bytes:
         return (1).to_bytes(32, "little")
 
 
@@ -150,22 +148,6 @@ def _own_points(session, step) -> list[bytes]:
     return [sent[0][start : start + 32] for start in range(0, len(sent[0]), 32)]
 
 
-def test_points_are_of_the_large_subgroup():
-    order = 2**252 + 27742317777372353535851937790883648493
-    last = (order - 1).to_bytes(32, "little")
-
-    def act(role, session):
-        session.handshake({})
-        for point in _own_points(session, lambda: match_keys(session, [f"{role} {n}" for n in range(200)], "size")):
-            assert curve.crypto_core_ed25519_is_valid_point(point)
-            # (order - 1) P + P is the identity, which libsodium writes as 1
-            opposite = curve.crypto_scalarmult_ed25519_noclamp(last, point)
-            assert curve.crypto_core_ed25519_add(opposite, point) == (1).to_bytes(32, "little")
-        session.finish()
-
-    assert not talk(act)
-
-
 # --------------------------------------------------------- what a party can learn that does not follow the protocol
 
 
@@ -175,7 +157,7 @@ def test_with_the_size_alone_multiples_of_points_still_tell_which_keys_are_in_co
     keys = ["dora", "emil", "anna", "zoe"]
 
     def times(number: int, point: bytes) -> bytes:
-        return bytes(curve.crypto_scalarmult_ed25519_noclamp(number.to_bytes(32, "little"), point))
+        return bytes(group.crypto_scalarmult_ristretto255(number.to_bytes(32, "little"), point))
 
     def act(role, session):
         session.handshake({})
@@ -215,8 +197,7 @@ def test_a_party_that_sends_points_back_makes_all_keys_common():
 def _hashes(session, keys: list[str]) -> list[bytes]:
     """H(k) of keys, which whoever is in the session can compute."""
     digests = [hashlib.blake2b(key.encode(), key=session.id, person=b"piebald match").digest() for key in keys]
-    halves = ([curve.crypto_core_ed25519_from_uniform(half) for half in (d[:32], d[32:])] for d in digests)
-    return [curve.crypto_core_ed25519_add(*pair) for pair in halves]
+    return list(map(group.crypto_core_ristretto255_from_hash, digests))
 
 
 def _received(session, kind: MessageKind, count: int) -> list[bytes]:
@@ -236,14 +217,28 @@ def test_with_the_size_alone_points_come_back_sorted():
     assert returned == sorted(returned)
 
 
+ORDER = 2**255 - 19  # of the field
+
+
+def _other(data: bytes, point: int) -> bytes:
+    """Points, the last of which is another one."""
+    return data[:-32] + point.to_bytes(32, "little")
+
+
+def _negative(data: bytes) -> bytes:
+    """Points, the last of which is written as the other one of the two numbers that could stand for it."""
+    return _other(data, ORDER - int.from_bytes(data[-32:], "little"))
+
+
 BAD = {
-    "no point": lambda data: bytes(len(data)),
-    "of small order": lambda data: (b"\x01" + bytes(31)).ljust(len(data), b"\x07"),
+    "the identity": lambda data: _other(data, 0),  # which libsodium calls a valid point
+    "negative": _negative,
+    "beyond the field": lambda data: _other(data, ORDER + 2),
+    "with a bit too many": lambda data: _other(data, int.from_bytes(data[-32:], "little") | 1 << 255),
+    "of no point": lambda data: _other(data, 2),
     "twice": lambda data: data[:32] * (len(data) // 32),
     "cut": lambda data: data[:-1],
-    "off the curve": lambda data: data[:-1] + bytes([data[-1] ^ 0x40]) if not curve.crypto_core_ed25519_is_valid_point(
-        data[-32:-1] + bytes([data[-1] ^ 0x40])) else bytes(len(data)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -599,9 +594,26 @@ def test_bad_input_is_one_sentence(folder, changes, said):
 
 
 def test_a_missing_library_is_named_with_its_install_command(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "nacl", None)
-    with pytest.raises(SettingError, match=r"PyNaCl, which is not installed: pip install '\.\[match\]'"):
+    monkeypatch.setitem(sys.modules, "rbcl", None)
+    with pytest.raises(SettingError, match=r"rbcl, which is not installed: pip install '\.\[match\]'"):
         vertical.match("bank.csv", ["name"], credentials(folder / "kit")["bank"].folder, tell=lambda _: None)
+
+
+def test_the_library_leaves_no_file_behind():
+    path = Path(ristretto()._sodium._name)
+    assert path.is_absolute()
+    assert not path.exists()
+
+
+def test_a_library_that_cannot_be_loaded_is_a_sentence(monkeypatch):
+    def refused(_: str) -> None:
+        raise OSError("failed to map segment from shared object")
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "rbcl"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("ctypes.cdll.LoadLibrary", refused)
+    with pytest.raises(SettingError, match=r"failed to map.*let TMPDIR name a folder"):
+        ristretto()
 
 
 def test_nobody_there_is_a_sentence(folder):

@@ -18,7 +18,7 @@ from piebald.privacy.ledger import FOLDER
 from .conftest import small
 from .test_files import people, pytestmark  # noqa: F401
 
-pytest.importorskip("nacl")
+pytest.importorskip("rbcl")
 SHOPS = ("shop-a", "shop-b")
 
 

@@ -65,7 +65,7 @@ def test_the_rows_that_both_have_are_named_alike_and_nothing_else_is_a_feature(r
 
 @pytest.mark.full
 def test_two_parties_match_train_and_predict_for_new_rows_in_one_command_each(raw, capsys, monkeypatch):
-    pytest.importorskip("nacl")
+    pytest.importorskip("rbcl")
     import torch._dynamo  # noqa: F401  # optimizers import it when first used, which two threads must not do at once
 
     places = dict(zip(("source", "target"), credentials(raw / "credentials").values(), strict=True))
@@ -138,7 +138,7 @@ def test_either_party_may_be_killed_at_any_message_of_the_match_and_of_the_first
     raw, monkeypatch, victim, life
 ):
     """The last message of the match left one side without its match, and the other one waiting for it."""
-    pytest.importorskip("nacl")
+    pytest.importorskip("rbcl")
     import torch._dynamo  # noqa: F401  # see above
 
     credentials(Path("kit"))
@@ -156,7 +156,7 @@ def test_either_party_may_be_killed_at_any_message_of_the_match_and_of_the_first
 @pytest.mark.full
 @pytest.mark.parametrize("resumed", [("bank",), ("server", "bank")])
 def test_a_run_from_raw_tables_is_resumed_beside_the_command_given_again(raw, monkeypatch, resumed):
-    pytest.importorskip("nacl")
+    pytest.importorskip("rbcl")
     import torch._dynamo  # noqa: F401  # see above
 
     credentials(Path("kit"))
@@ -175,7 +175,7 @@ def test_a_table_that_was_matched_before_needs_no_handshake_of_raw_tables(raw):
 
 
 def test_a_party_that_has_lost_its_named_rows_after_the_match_is_a_sentence(raw, monkeypatch):
-    pytest.importorskip("nacl")
+    pytest.importorskip("rbcl")
     import torch._dynamo  # noqa: F401  # see above
 
     credentials(Path("kit"))
