@@ -25,7 +25,7 @@ from piebald.contracts.component import Component
 from piebald.core.wording import type_in_words
 from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import KEYS, ComparedKeywords, RunKeywords, RunSettings, SearchKeywords
-from piebald.federation.link.wire_messages import Leaving
+from piebald.federation.link.wire_format import Leaving
 from piebald.federation.site.gate import declared
 from piebald.federation.site.policy import Policy
 from piebald.methods.catalog.recipe_help import allowed, documented

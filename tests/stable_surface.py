@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import piebald
 from piebald.experiments.recipes import ExperimentFields
 from piebald.federation.hub.run_terms import RunTerms
-from piebald.federation.link import wire_messages
+from piebald.federation.link import wire_format
 from piebald.methods.recipe import Recipe
 from piebald.storage.schema import COLUMNS
 
@@ -26,14 +26,14 @@ def surface() -> dict[str, Any]:
     """The root names with their arguments, the seven base classes, the TOML, the run folder and the wire."""
     axes = [Recipe.model_fields[axis].annotation for axis in Recipe.axes]
     bases = [next((part for part in get_args(base) if inspect.isclass(part)), base) for base in axes]
-    messages = [kind for kind in vars(wire_messages).values() if _is_message(kind)]
+    messages = [kind for kind in vars(wire_format).values() if _is_message(kind)]
     return {
         "names": {name: _arguments(getattr(piebald, name)) for name in dir(piebald)},
         "base classes": {base.__name__: sorted(_methods(base)) for base in bases if inspect.isclass(base)},
         "toml": sorted(_keys(ExperimentFields)),
         "run folder": {table: list(columns) for table, columns in COLUMNS.items()},
         "wire": {
-            "protocol": wire_messages.PROTOCOL,
+            "protocol": wire_format.PROTOCOL,
             "messages": {kind.__name__: sorted(kind.model_fields) for kind in messages},
             "terms": sorted(RunTerms.model_fields),
         },
@@ -41,8 +41,8 @@ def surface() -> dict[str, Any]:
 
 
 def _is_message(kind: Any) -> bool:
-    bases = (wire_messages.Message, wire_messages.Release)
-    return inspect.isclass(kind) and issubclass(kind, wire_messages.Message) and kind not in bases
+    bases = (wire_format.Message, wire_format.Release)
+    return inspect.isclass(kind) and issubclass(kind, wire_format.Message) and kind not in bases
 
 
 def _arguments(value: Any) -> list[str] | None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import piebald
-from piebald.federation.link.wire_messages import MINOR, PROTOCOL
+from piebald.federation.link.wire_format import MINOR, PROTOCOL
 from piebald.methods.recipe import Recipe
 from tests.stable_surface import LISTING, surface
 

@@ -28,7 +28,7 @@ from threads import provisioned
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.tls import context
-from piebald.federation.link.wire_messages import PIECE, Reply, decode, encode
+from piebald.federation.link.wire_format import PIECE, Reply, decode, encode
 
 KINDS = ("frames", "websockets")
 PIECES, AHEAD = 2400, 16  # of a body of 300 MB; under way at a time

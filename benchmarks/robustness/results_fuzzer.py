@@ -32,8 +32,7 @@ from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.messaging import SERVER, serve
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
+from piebald.federation.link.wire_format import Piece, Reply, decode, digest, encode
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient

@@ -18,7 +18,7 @@ from piebald import recipes
 from piebald.contracts import Clients, Result, Task
 from piebald.core.errors import RuntimeFault
 from piebald.data.partition import Lists, PooledClients
-from piebald.federation.link.wire_messages import Refused
+from piebald.federation.link.wire_format import Refused
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner

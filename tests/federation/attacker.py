@@ -24,8 +24,7 @@ from piebald import __version__
 from piebald.contracts import Update
 from piebald.federation.link.frames import FRAMING, Connection, Frame, FrameKind
 from piebald.federation.link.tls import context
-from piebald.federation.link.wire_format import digest, pack_update, unpack_task
-from piebald.federation.link.wire_messages import (
+from piebald.federation.link.wire_format import (
     LONGEST,
     PROTOCOL,
     Hello,
@@ -34,7 +33,10 @@ from piebald.federation.link.wire_messages import (
     TermsRequest,
     Welcome,
     decode,
+    digest,
     encode,
+    pack_update,
+    unpack_task,
 )
 
 HELLO = encode(Hello(protocol=PROTOCOL, version=__version__, incarnation="ab"))

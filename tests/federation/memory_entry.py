@@ -20,8 +20,7 @@ from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.federation.hub.server_runtime import return_freed_memory
 from piebald.federation.link.transfer import Assembly, piece_at
-from piebald.federation.link.wire_format import StoredBody, digest, pack_update, task_body, unpack_update
-from piebald.federation.link.wire_messages import PIECE, Piece
+from piebald.federation.link.wire_format import PIECE, Piece, StoredBody, digest, pack_update, task_body, unpack_update
 from piebald.server.cluster_models import ClusterModels, cohort_of
 from piebald.storage import tensor_files
 

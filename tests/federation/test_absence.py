@@ -20,7 +20,7 @@ from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.messaging import Unwelcome
-from piebald.federation.link.wire_messages import Hello
+from piebald.federation.link.wire_format import Hello
 from piebald.federation.operate.status import status_values
 from piebald.methods.queries import Evaluate
 from piebald.report.tables import History

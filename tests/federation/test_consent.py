@@ -12,8 +12,7 @@ from piebald.cli import main
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.audit import verify
 from piebald.federation.hub.run_terms import terms
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.federation.link.wire_format import Hello, Welcome, digest
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork

@@ -20,7 +20,7 @@ from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import LocalFederation
-from piebald.federation.link.wire_messages import MINOR, PROTOCOL, Welcome
+from piebald.federation.link.wire_format import MINOR, PROTOCOL, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork

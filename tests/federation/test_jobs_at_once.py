@@ -32,10 +32,9 @@ from piebald.federation.credentials.provisioning import read
 from piebald.federation.credentials.slots import first_protocol, protocol_of, slot_folder
 from piebald.federation.hub.settings import Federation
 from piebald.federation.link.messaging import SERVER, Link, Unwelcome
-from piebald.federation.link.wire_messages import PROTOCOL, Hello, Needs
+from piebald.federation.link.wire_format import PROTOCOL, Hello, Needs
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
-from piebald.federation.operate.idle_sites import IdleSites
-from piebald.federation.operate.job_processes import Job, JobProcesses
+from piebald.federation.operate.job_processes import IdleSites, Job, JobProcesses
 from piebald.federation.operate.remote import Desk
 from piebald.federation.operate.status import running_process, status_values
 from piebald.federation.site.site_check import check_site

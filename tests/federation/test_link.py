@@ -24,7 +24,7 @@ from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.link import tls
 from piebald.federation.link.frames import FrameKind, decode_frame, encode_frame
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.wire_messages import Piece, Refused, Reply, TermsRequest, decode, encode
+from piebald.federation.link.wire_format import Piece, Refused, Reply, TermsRequest, decode, encode
 from tests import processes
 
 from .conftest import ENVIRONMENT, provisioned, until
@@ -37,7 +37,7 @@ import sys, threading
 from pathlib import Path
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.messaging import Link
-from piebald.federation.link.wire_messages import Reply, TermsRequest, encode
+from piebald.federation.link.wire_format import Reply, TermsRequest, encode
 
 def answer(origin, head, body):
     print("asked", flush=True)

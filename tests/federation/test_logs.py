@@ -21,7 +21,7 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.federation.hub.member_list import OpenTask
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.supervision import EVERY, Heartbeat, at_work
-from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.federation.link.wire_format import Hello, Welcome
 from piebald.federation.operate import logs
 from piebald.federation.operate.logs import JsonLines, OneLine, start_log
 from piebald.federation.operate.page_server import token_of

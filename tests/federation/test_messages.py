@@ -21,17 +21,6 @@ from piebald.core.tensor_store import LARGE, NamelessFile, StoredVectors
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.link.transfer import Assembly, piece_at, send_body
 from piebald.federation.link.wire_format import (
-    StoredBody,
-    contents,
-    digest,
-    pack,
-    pack_update,
-    task_body,
-    unpack,
-    unpack_task,
-    unpack_update,
-)
-from piebald.federation.link.wire_messages import (
     LONGEST,
     MINOR,
     PIECE,
@@ -41,10 +30,19 @@ from piebald.federation.link.wire_messages import (
     Piece,
     Refused,
     Reply,
+    StoredBody,
     TermsRequest,
     Welcome,
+    contents,
     decode,
+    digest,
     encode,
+    pack,
+    pack_update,
+    task_body,
+    unpack,
+    unpack_task,
+    unpack_update,
 )
 from piebald.methods.queries import Evaluate
 from piebald.version import __version__

@@ -20,8 +20,7 @@ import pytest
 from piebald.federation.credentials import provisioning
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import Assembly, send_body
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import Piece, Reply, TermsRequest, encode
+from piebald.federation.link.wire_format import Piece, Reply, TermsRequest, digest, encode
 
 from .conftest import provisioned, until
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from piebald.core.errors import SettingError
 from piebald.federation.credentials.slots import slot_folder
-from piebald.federation.link.wire_messages import Needs
+from piebald.federation.link.wire_format import Needs
 from piebald.federation.site.claims import Jobs, claim
 from piebald.storage.lock import RunLock
 

@@ -21,8 +21,7 @@ from piebald.federation.hub.member_list import SLOWEST, Member, OpenTask
 from piebald.federation.link import tls
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import Assembly, fetch_terms, piece_at, send_body
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import WINDOW, Piece, Reply, TermsRequest, encode
+from piebald.federation.link.wire_format import WINDOW, Piece, Reply, TermsRequest, digest, encode
 from piebald.vertical import channel
 from piebald.vertical.channel import Channel, SocketChannel
 from piebald.vertical.party_messages import HEADER, MAGIC, TAG, MessageKind, PartyEnded

@@ -34,7 +34,7 @@ from piebald.federation.hub.run_terms import terms
 from piebald.federation.link import tls
 from piebald.federation.link.messaging import Link, serve
 from piebald.federation.link.tls import context
-from piebald.federation.link.wire_messages import CheckRequest, encode
+from piebald.federation.link.wire_format import CheckRequest, encode
 from piebald.federation.operate import machine_checks
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.machine_checks import Check, check_certificate

@@ -12,7 +12,7 @@ import pytest
 
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.link.wire_messages import PROTOCOL
+from piebald.federation.link.wire_format import PROTOCOL
 from piebald.version import __version__
 from tests import processes
 from tests.security.server_entry import PATIENT, prepared

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import piebald
-from piebald.federation.link.wire_format import ResultHead
-from piebald.federation.link.wire_messages import (
+from piebald.federation.link.wire_format import (
     MINOR,
     PROTOCOL,
     CheckReply,
@@ -24,6 +23,7 @@ from piebald.federation.link.wire_messages import (
     Piece,
     Refused,
     Reply,
+    ResultHead,
     TermsRequest,
     Welcome,
     decode,
@@ -51,7 +51,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write_text(text, "utf-8")
 
     change("version.py", r'"\d+\.\d+\.\d+"', '"9.9.9"')
-    messages = "federation/link/wire_messages.py"
+    messages = "federation/link/wire_format.py"
     change(messages, rf"PROTOCOL, MINOR = {PROTOCOL}, {MINOR}$", f"PROTOCOL, MINOR = {PROTOCOL}, {MINOR + 1}")
     for name in ("Hello", "Piece", "TermsRequest", "Reply"):
         change(messages, rf'(class {name}\(Release\):\n    """.*?""")\n',

@@ -13,7 +13,7 @@ from piebald.contracts import SIGNATURE, ClientSecrets, Task, Update
 from piebald.core.errors import Declined, SettingError
 from piebald.federation.credentials.certificates import CertificateSigner, SignatureCheck
 from piebald.federation.hub.server_messages import ServerMessages
-from piebald.federation.link.wire_messages import Piece
+from piebald.federation.link.wire_format import Piece
 from piebald.privacy.secure_aggregation.key_queries import SIGNED, ShareKeys, public_keys
 from piebald.privacy.secure_aggregation.masks import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound, repeatable

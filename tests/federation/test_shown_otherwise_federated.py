@@ -22,8 +22,7 @@ from piebald.federation.hub.member_list import Member
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.transfer import piece_at
-from piebald.federation.link.wire_format import digest, task_body
-from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
+from piebald.federation.link.wire_format import Hello, Piece, TermsRequest, Welcome, digest, encode, task_body
 from piebald.inference.experiment import statistics_of_sites
 from piebald.inference.queries.columns import MaskedSumsQuery
 from piebald.inference.request import statistics_request

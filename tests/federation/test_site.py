@@ -11,8 +11,7 @@ import torch
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.wire_format import digest, task_body
-from piebald.federation.link.wire_messages import Piece, Reply, Welcome
+from piebald.federation.link.wire_format import Piece, Reply, Welcome, digest, task_body
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import FinishedTask
 from piebald.federation.site.policy import Policy

@@ -20,8 +20,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.run_terms import RunTerms, terms
-from piebald.federation.link.wire_format import digest, task_body
-from piebald.federation.link.wire_messages import Piece, Reply, Welcome, encode
+from piebald.federation.link.wire_format import Piece, Reply, Welcome, digest, encode, task_body
 from piebald.federation.site import site_choice
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_store import ClientStore, FinishedTask

@@ -20,7 +20,7 @@ from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.supervision import repeated
-from piebald.federation.link.wire_messages import Hello
+from piebald.federation.link.wire_format import Hello
 from piebald.federation.site import client_runtime
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy

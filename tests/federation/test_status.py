@@ -29,7 +29,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.hub.server_state import FederationState, Timeouts
-from piebald.federation.link.wire_messages import Hello
+from piebald.federation.link.wire_format import Hello
 from piebald.federation.operate import page_server, run_view, status
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page

@@ -22,7 +22,7 @@ from piebald.federation.hub.member_list import Member
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link import supervision
 from piebald.federation.link.supervision import Supervision
-from piebald.federation.link.wire_messages import PROTOCOL, Hello
+from piebald.federation.link.wire_format import PROTOCOL, Hello
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.policy import Policy

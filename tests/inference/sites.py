@@ -13,8 +13,7 @@ from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.data.partition import clients_from
 from piebald.experiments.run_settings import RunSettings
-from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
-from piebald.federation.link.wire_messages import Refused
+from piebald.federation.link.wire_format import Refused, pack_update, task_body, unpack_task, unpack_update
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_rows import SiteClient

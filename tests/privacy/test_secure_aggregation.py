@@ -39,25 +39,23 @@ from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
     DIGEST,
+    DISPUTED,
     PUBLISHED,
+    READERS,
     SENDERS,
     SHARES,
     SIGNED,
-    ShareKeys,
-    survivor_claim,
-)
-from piebald.privacy.secure_aggregation.masks import CONTEXT, KEYS, numbers, rows, texts
-from piebald.privacy.secure_aggregation.server_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
-from piebald.privacy.secure_aggregation.share_checks import (
-    DISPUTED,
-    READERS,
     SIGNERS,
     SURVIVORS,
     CheckShares,
     ConfirmSurvivors,
+    ShareKeys,
     ShowShares,
     Unmasking,
+    survivor_claim,
 )
+from piebald.privacy.secure_aggregation.masks import CONTEXT, KEYS, numbers, rows, texts
+from piebald.privacy.secure_aggregation.server_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.runtimes.simulation.simulation import Simulation
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 from tests.security.lying_server import told_keys

@@ -18,8 +18,12 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SENDERS,
     SHARES,
     SIGNED,
+    SIGNERS,
+    SURVIVORS,
     AdvertiseKeys,
     CommitKeys,
+    ConfirmSurvivors,
+    Unmasking,
     pair_seed,
     round_digest,
 )
@@ -32,7 +36,6 @@ from piebald.privacy.secure_aggregation.server_side import (
     repeatable,
     replied,
 )
-from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from tests.fakes import SGD, client_work, parameters
 
 SIZE = 3

@@ -20,8 +20,17 @@ from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.messaging import serve
-from piebald.federation.link.wire_format import digest, pack_update
-from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
+from piebald.federation.link.wire_format import (
+    PROTOCOL,
+    Hello,
+    Piece,
+    Reply,
+    Welcome,
+    decode,
+    digest,
+    encode,
+    pack_update,
+)
 from piebald.runs.prepare import PreparedRun, prepare
 from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings

@@ -17,7 +17,7 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import frames, tls
 from piebald.federation.link.messaging import Link
 from piebald.federation.link.tls import SharedSocket
-from piebald.federation.link.wire_messages import Reply, encode
+from piebald.federation.link.wire_format import Reply, encode
 from tests.federation.conftest import provisioned, until
 
 

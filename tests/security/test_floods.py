@@ -19,8 +19,7 @@ from piebald.federation.link import messaging, tls, transfer
 from piebald.federation.link.frames import FRAMING, FrameKind, encode_frame
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import Assembly, piece_at
-from piebald.federation.link.wire_format import StoredBody, digest, pack_update
-from piebald.federation.link.wire_messages import PIECE, WINDOW, Hello, Piece, encode
+from piebald.federation.link.wire_format import PIECE, WINDOW, Hello, Piece, StoredBody, digest, encode, pack_update
 from tests.federation.conftest import provisioned, until
 
 from .server_entry import Entry, true_update

@@ -31,8 +31,7 @@ from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.link.frames import Connection, FrameKind, decode_frame
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.tls import SharedSocket
-from piebald.federation.link.wire_format import contents, digest, unpack, unpack_update
-from piebald.federation.link.wire_messages import (
+from piebald.federation.link.wire_format import (
     CheckRequest,
     Hello,
     Leaving,
@@ -40,7 +39,11 @@ from piebald.federation.link.wire_messages import (
     Release,
     Reply,
     TermsRequest,
+    contents,
     decode,
+    digest,
+    unpack,
+    unpack_update,
 )
 from piebald.federation.site import site_process, task_runner
 from piebald.federation.site.gate import Declared, Gate, Mechanism, declared
@@ -113,7 +116,7 @@ def test_mypy_lets_nothing_else_through(tmp_path: Path) -> None:
         "site._link.send('server', 'hello', message)": "has no attribute",
     }
     (tmp_path / "wrong.py").write_text(
-        "from piebald.federation.link.wire_messages import Hello, Welcome\n"
+        "from piebald.federation.link.wire_format import Hello, Welcome\n"
         "from piebald.federation.site.client_runtime import FederationClient\n"
         "from piebald.federation.site.gate import Outlet\n\n\n"
         "def wrong(site: FederationClient, outlet: Outlet, message: Hello, welcome: Welcome) -> None:\n"
@@ -434,9 +437,7 @@ def test_each_kind_of_question_has_a_mechanism() -> None:
         by_name = {line.name: line.mechanism for line in declared(policy) if line.leaves is Leaving.ANSWER}
         for kind in kinds:
             hiding = by_name.get(kind)
-            assert (hiding is None) == (
-                Component.registry["query"][kind].__module__.endswith(("key_queries", "share_checks"))
-            )
+            assert (hiding is None) == (Component.registry["query"][kind].__module__.endswith("key_queries"))
             assert kind != "noisy_sums" or hiding is Mechanism.NOISED
             assert not kind.startswith("masked") or hiding is Mechanism.MASKED
             assert policy.least_rows is None or hiding is not Mechanism.OPEN or kind == "prepare_names"

@@ -24,8 +24,7 @@ from piebald.contracts import Result, Task, Update
 from piebald.core.errors import SettingError
 from piebald.federation.credentials.revocation import EXPIRED
 from piebald.federation.hub.server_state import Timeouts
-from piebald.federation.link.wire_format import pack_update
-from piebald.federation.link.wire_messages import Hello, encode
+from piebald.federation.link.wire_format import Hello, encode, pack_update
 from piebald.methods.queries import Evaluate, Validate
 from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
 from piebald.server import ResultChecks

@@ -19,11 +19,20 @@ from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, QueryRequest, Update
 from piebald.core.errors import Declined
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import key_queries, server_side, share_checks
-from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PROOF, PUBLISHED, SHARES, SIGNED
+from piebald.privacy.secure_aggregation import key_queries, server_side
+from piebald.privacy.secure_aggregation.key_queries import (
+    COMMITMENTS,
+    DISPUTED,
+    KEYS,
+    PROOF,
+    PUBLISHED,
+    READERS,
+    SHARES,
+    SIGNED,
+    ShowShares,
+)
 from piebald.privacy.secure_aggregation.masks import CONTEXT, MaskingGraph, numbers, rows
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, ShowShares
 from tests.fakes import classified, seeded, simulate
 
 from .lying_server import SIZE, Clients
@@ -175,7 +184,7 @@ def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, mo
         boxes = real(graph, client, root, both)
         return {to: bytes(len(box)) for to, box in boxes.items()} if client == BAD else boxes
 
-    for module in (key_queries, share_checks):
+    for module in (key_queries,):
         monkeypatch.setattr(module, "encrypted_for", encrypted)
     clients = WithOneLiar({} if shows == "what it published" else {"show_shares": garbled(SHARES)}, threshold=1.0)
     if shows == "what it published":  # six neighbours dispute it, and seven shares open a mask
@@ -189,7 +198,7 @@ def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, mo
 
 def test_false_accusations_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member disputes right shares, with its signature: who sent them shows them, to who has them anyway."""
-    real = share_checks.share_digests
+    real = key_queries.share_digests
 
     def blind(both: bytes, graph: MaskingGraph, owner: int, holder: int) -> bytes:
         return b"" if holder == BAD and owner < COUNT and watching[0] else real(both, graph, owner, holder)
@@ -202,7 +211,7 @@ def test_false_accusations_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         watching[0] = (query.kind, client) == ("check_shares", BAD)
         return asked(client, query, vectors)
 
-    monkeypatch.setattr(share_checks, "share_digests", blind)
+    monkeypatch.setattr(key_queries, "share_digests", blind)
     monkeypatch.setattr(clients, "ask", ask)
     assert clients.right(clients.sum(), range(COUNT))
     assert clients.asked.count("show_shares") == 1
@@ -226,7 +235,7 @@ def test_who_shares_something_else_than_its_secret_is_named(
             return shares
         return {place: place.to_bytes(key_queries.BYTES) for place in shares}  # on a line, its secret is 0
 
-    for module in (key_queries, share_checks):
+    for module in (key_queries,):
         monkeypatch.setattr(module, "own_shares", other)
     clients = WithOneLiar({}, uploads=uploads)
     found = clients.sum()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import share_checks
+from piebald.privacy.secure_aggregation import key_queries
 from piebald.privacy.secure_aggregation.masks import MaskingGraph
 
 from .lying_server import Clients, LyingServer
@@ -40,7 +40,7 @@ def test_without_signatures_the_same_lies_open_an_update(
     count: int, threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control of the attack: clients that check no signatures of others, as before."""
-    monkeypatch.setattr(share_checks, "_check_quorum", lambda *_: None)
+    monkeypatch.setattr(key_queries, "_check_quorum", lambda *_: None)
     clients = Clients(summing(threshold=threshold), count)
     for victim in (0, count // 2, count - 1):
         read = LyingServer(clients).read(victim)
@@ -53,7 +53,7 @@ def test_without_signatures_the_same_lies_open_an_update_on_a_ring(
     neighbours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With neighbours, each client looked at its own neighbours only."""
-    monkeypatch.setattr(share_checks, "_check_quorum", lambda *_: None)
+    monkeypatch.setattr(key_queries, "_check_quorum", lambda *_: None)
     monkeypatch.setattr(MaskingGraph, "check_survivors", lambda *_: None)
     clients = Clients(summing(neighbours=neighbours), 50)
     assert LyingServer(clients).read(25) == pytest.approx([1.25] * 3, abs=1e-4)

@@ -11,8 +11,7 @@ import pytest
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.wire_format import digest, task_body, unpack_update
-from piebald.federation.link.wire_messages import Piece, Welcome
+from piebald.federation.link.wire_format import Piece, Welcome, digest, task_body, unpack_update
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.policy import Policy

@@ -17,7 +17,7 @@ from piebald.contracts import SUM, ClientSecrets, Task, Update, server, shown_di
 from piebald.core.errors import SettingError
 from piebald.inference.queries.columns import MaskedSumsQuery
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation import key_queries, masks, server_side, share_checks
+from piebald.privacy.secure_aggregation import key_queries, masks, server_side
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, rounding_seed
 from piebald.privacy.secure_aggregation.server_side import SecureRound, masked, replied
@@ -129,7 +129,7 @@ def shown_to_others(change: Change, base: Task = TRUE) -> dict[int, Task]:
 
 def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give shares whatever others have signed, and a server that goes on."""
-    monkeypatch.setattr(share_checks, "_check_quorum", lambda *_: None)
+    monkeypatch.setattr(key_queries, "_check_quorum", lambda *_: None)
     monkeypatch.setattr(server_side, "_common", lambda signed, *_: signed[VICTIM].shown)
 
 

@@ -22,17 +22,21 @@ from piebald.privacy.secure_aggregation.key_queries import (
     KEYS,
     SENDERS,
     SIGNED,
+    SIGNERS,
+    SURVIVORS,
     AdvertiseKeys,
     CommitKeys,
+    ConfirmSurvivors,
     ShareKeys,
+    Unmasking,
     commitment,
+    keep_shares,
     key_claim,
     public_keys,
     round_digest,
 )
 from piebald.privacy.secure_aggregation.masks import CONTEXT, MEMBERS, numbers, round_stochastically, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking, keep_shares
 from tests.fakes import classified, seeded, simulate
 
 from .lying_server import Clients

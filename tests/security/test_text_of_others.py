@@ -17,8 +17,7 @@ from piebald.contracts import Update
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.core.result_table import ResultTable
-from piebald.federation.link.wire_format import pack_update, unpack_update
-from piebald.federation.link.wire_messages import Hello, decode
+from piebald.federation.link.wire_format import Hello, decode, pack_update, unpack_update
 from piebald.federation.operate.logs import OneLine
 from tests.fakes import few
 

@@ -11,7 +11,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.transfer import Assembly
-from piebald.federation.link.wire_messages import Hello
+from piebald.federation.link.wire_format import Hello
 
 CHANCES = 3  # tasks that a site may let pass while it is present
 _LINES, _LINE_EVERY = 100, 10.0  # lines of the log about what a site says: at once, and seconds for each further one

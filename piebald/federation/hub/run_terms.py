@@ -20,7 +20,7 @@ from piebald.core.plain_text import printable
 from piebald.core.references import NOBODY, Resolver
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
-from piebald.federation.link.wire_messages import MINOR, PROTOCOL, SAME_PROTOCOL, Needs, release
+from piebald.federation.link.wire_format import MINOR, PROTOCOL, SAME_PROTOCOL, Needs, release
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
@@ -96,7 +96,7 @@ class RunTerms(BaseModel):
     """The terms of a run, which a site receives before its first task.
 
     Attributes:
-        protocol, minor: numbers of the server's protocol, see `wire_messages`.
+        protocol, minor: numbers of the server's protocol, see `wire_format`.
         piebald: the server's version of Piebald.
         plugins: modules besides Piebald that a site needs, with their versions.
         experiment: the experiment's settings.

@@ -21,8 +21,7 @@ from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.messaging import SERVER, Link, Unwelcome
 from piebald.federation.link.transfer import WAIT, piece_at, send_body
-from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
-from piebald.federation.link.wire_messages import (
+from piebald.federation.link.wire_format import (
     PROTOCOL,
     SAME_PROTOCOL,
     CheckReply,
@@ -31,9 +30,13 @@ from piebald.federation.link.wire_messages import (
     Piece,
     Refused,
     Reply,
+    StoredBody,
     TermsRequest,
+    contents,
     encode,
     release,
+    task_body,
+    unpack_update,
 )
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__

@@ -38,8 +38,7 @@ from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import EVERY, Heartbeat
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import Needs
+from piebald.federation.link.wire_format import Needs, digest
 from piebald.federation.operate.status import lives
 from piebald.methods.client_work import ClientWork
 from piebald.storage import lease

@@ -17,7 +17,7 @@ from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.link.supervision import Supervision
 from piebald.federation.link.transfer import Assembly
-from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.federation.link.wire_format import Hello, Welcome
 from piebald.version import __version__
 
 log = logging.getLogger("piebald.federation")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
-from piebald.federation.link.wire_messages import Needs
+from piebald.federation.link.wire_format import Needs
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
 

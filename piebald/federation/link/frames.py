@@ -24,7 +24,7 @@ from enum import IntEnum
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import name_in
 from piebald.federation.link.tls import QUIET, RECORD, SharedSocket
-from piebald.federation.link.wire_messages import LONGEST, PIECE, WINDOW, Refused
+from piebald.federation.link.wire_format import LONGEST, PIECE, WINDOW, Refused
 
 FRAMING = 1  # version of the opening and of the head of a frame
 FRAME = LONGEST + (1 << 16)  # bytes of a frame, at most; a message a little too long is dropped, and no more

@@ -33,7 +33,7 @@ from piebald.federation.link.tls import (
     reason,
     refusal,
 )
-from piebald.federation.link.wire_messages import LONGEST, Message, Refused, SomeMessage, decode, encode
+from piebald.federation.link.wire_format import LONGEST, Message, Refused, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 _REPORTS = 100  # different sentences about a party, or about strangers: nobody fills the disk, or hides others, by them

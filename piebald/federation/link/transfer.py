@@ -16,8 +16,19 @@ from typing import Any
 
 from piebald.core.tensor_store import LARGE, NamelessFile
 from piebald.federation.link.messaging import Link
-from piebald.federation.link.wire_format import Body, StoredBody, digest, new_digest
-from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
+from piebald.federation.link.wire_format import (
+    PIECE,
+    WINDOW,
+    Body,
+    Piece,
+    Refused,
+    Reply,
+    StoredBody,
+    TermsRequest,
+    decode,
+    digest,
+    new_digest,
+)
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
 WAIT = 20.0  # seconds to wait for any progress of a transfer

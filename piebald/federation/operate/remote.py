@@ -29,8 +29,7 @@ from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.slots import OPERATE, protocol_of, slot_folder
 from piebald.federation.link.messaging import SERVER, Link
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import PIECE, Hex, Id, Message, decode, encode
+from piebald.federation.link.wire_format import PIECE, Hex, Id, Message, decode, digest, encode
 from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
 from piebald.federation.operate.status import status_values
 from piebald.settings.toml_document import Document

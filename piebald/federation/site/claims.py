@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from piebald.core.files import read_json
 from piebald.core.private_files import held_alone, write_private
 from piebald.federation.credentials.slots import FOLDER, MOST, slot_of
-from piebald.federation.link.wire_messages import Needs
+from piebald.federation.link.wire_format import Needs
 from piebald.federation.operate.status import running_process
 
 _FILE = "needs.json"

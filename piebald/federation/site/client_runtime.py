@@ -31,8 +31,7 @@ from piebald.federation.credentials.slots import protocol_of, slot_of
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.supervision import Heartbeat, Supervision, repeated
-from piebald.federation.link.wire_format import contents, digest
-from piebald.federation.link.wire_messages import Needs, Piece, Refused, Reply, Welcome, decode
+from piebald.federation.link.wire_format import Needs, Piece, Refused, Reply, Welcome, contents, decode, digest
 from piebald.federation.site import client_session, site_choice
 from piebald.federation.site.claims import claim
 from piebald.federation.site.client_session import ClientSession, Delivery, StartedTask, TrainingJob

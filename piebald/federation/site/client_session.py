@@ -19,8 +19,7 @@ from torch import Tensor
 from piebald.contracts import Split, Task
 from piebald.federation.link.frames import Connection
 from piebald.federation.link.transfer import Assembly
-from piebald.federation.link.wire_format import ResultBody, unpack_task
-from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
+from piebald.federation.link.wire_format import PROTOCOL, Hello, Piece, Refused, Reply, ResultBody, Welcome, unpack_task
 from piebald.federation.site.client_store import ClientStore, FinishedTask
 from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner

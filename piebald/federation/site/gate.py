@@ -7,7 +7,7 @@
     Outlet     the way to the network, which takes messages with declared fields (`Release`) and results of the gate
 
 The list of all that leaves, each with the mechanism that protects rows in it, is what the site's owner can print.
-Fields of messages are annotated with what leaves in them (`wire_messages.Leaving`); what results carry follows from
+Fields of messages are annotated with what leaves in them (`wire_format.Leaving`); what results carry follows from
 the run and the policy.
 """
 
@@ -28,8 +28,20 @@ from piebald.core.randomness import NoiseSource
 from piebald.federation.link.frames import Connection
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import WAIT, fetch_terms, send_body
-from piebald.federation.link.wire_format import ResultBody, contents, digest, pack_update
-from piebald.federation.link.wire_messages import CheckRequest, Hello, Leaving, Piece, Release, Reply, Welcome, encode
+from piebald.federation.link.wire_format import (
+    CheckRequest,
+    Hello,
+    Leaving,
+    Piece,
+    Release,
+    Reply,
+    ResultBody,
+    Welcome,
+    contents,
+    digest,
+    encode,
+    pack_update,
+)
 from piebald.federation.site.policy import Policy, rows_read
 from piebald.federation.site.site_rows import SPLITS
 from piebald.methods.client_work import ClientWork

@@ -14,8 +14,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.hub.run_terms import read_values
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.tls import proxy_for
-from piebald.federation.link.wire_format import digest
-from piebald.federation.link.wire_messages import PROTOCOL, SAME_PROTOCOL, CheckReply, Refused, decode, release
+from piebald.federation.link.wire_format import PROTOCOL, SAME_PROTOCOL, CheckReply, Refused, decode, digest, release
 from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.federation.site.consent import Consent
 from piebald.federation.site.gate import Connected, Outlet

@@ -15,6 +15,7 @@ from torch import Tensor
 from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest, Split
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import key_queries, masks
+from piebald.privacy.secure_aggregation.key_queries import DISPUTED, READERS, CheckShares, ShowShares
 from piebald.privacy.secure_aggregation.masks import (
     CONTEXT,
     KEYS,
@@ -27,7 +28,6 @@ from piebald.privacy.secure_aggregation.masks import (
     sizes_in,
     texts,
 )
-from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 
 Answers = dict[int, Mapping[str, Tensor]]
 

@@ -36,7 +36,7 @@ from piebald.core.errors import Declined
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key
 from piebald.methods.client_work import ClientWork
-from piebald.privacy.secure_aggregation import key_queries, masks, share_checks
+from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, KeyRound, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_queries import (
     BOTH,
@@ -135,8 +135,8 @@ class SecureRound:
         return {
             CONTEXT: rows([exchanged.graph.context], masks.KEY),
             SENDERS: numbers(sorted(exchanged.sent)),
-            share_checks.SHOWN_BY: numbers(sorted(shown)),
-            share_checks.SHOWN: rows([shown[owner] for owner in sorted(shown)], BOTH),
+            key_queries.SHOWN_BY: numbers(sorted(shown)),
+            key_queries.SHOWN: rows([shown[owner] for owner in sorted(shown)], BOTH),
         }
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
@@ -167,8 +167,8 @@ class SecureRound:
             Declined: they are too few.
         """
         graph = exchanged.graph
-        vectors = {CONTEXT: rows([graph.context], masks.KEY), share_checks.SURVIVORS: numbers(arrived)}
-        answers = asked(context, share_checks.ConfirmSurvivors(), dict.fromkeys(arrived, vectors))
+        vectors = {CONTEXT: rows([graph.context], masks.KEY), key_queries.SURVIVORS: numbers(arrived)}
+        answers = asked(context, key_queries.ConfirmSurvivors(), dict.fromkeys(arrived, vectors))
         signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
@@ -197,14 +197,14 @@ class SecureRound:
         graph, present = exchanged.graph, {*arrived}
         vectors = {
             CONTEXT: rows([graph.context], masks.KEY),
-            share_checks.SURVIVORS: numbers(arrived),
-            share_checks.SIGNERS: numbers(sorted(signed)),
+            key_queries.SURVIVORS: numbers(arrived),
+            key_queries.SIGNERS: numbers(sorted(signed)),
             SIGNED: rows([signed[client].signature for client in sorted(signed)], SIGNATURE),
             DIGEST: rows([signed[client].shown for client in sorted(signed)], masks.KEY),
         }
         shares: Shares = {}
-        for holder, answer in asked(context, share_checks.Unmasking(), dict.fromkeys(arrived, vectors)).items():
-            # the order in which a client gives them (`share_checks._shares`): shares travel without names
+        for holder, answer in asked(context, key_queries.Unmasking(), dict.fromkeys(arrived, vectors)).items():
+            # the order in which a client gives them (`key_queries._shares`): shares travel without names
             owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], key_queries.BYTES)
             if len(owners) != len(parts):
                 context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")

@@ -8,7 +8,7 @@ to its vector x_u, in the ring Z modulo 2^bits,
 where u and v agree on the seed s_uv by X25519, and b_u is u's own seed.  In the sum over all clients the pairwise masks
 cancel.  Neighbours hold Shamir shares of b_u and of the private key behind the s_uv: for a client whose update arrived
 they send those of b_u, for one whose update did not those of its key, never both: before that, a quorum of them has
-signed one list of those who arrived (`share_checks`).
+signed one list of those who arrived (`key_queries`).
 
 Members announce sizes, which bound how much the largest of them may count.  A size is a whole number of quarters of a
 doubling: a member of size s counts at least 2^(s / 4), and less than 2^((s + 1) / 4).  All bounds are for the worst
@@ -44,6 +44,7 @@ from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import key_queries, masks
 from piebald.privacy.secure_aggregation.key_exchange import KeyRound
+from piebald.privacy.secure_aggregation.key_queries import all_shares, keep_shares
 from piebald.privacy.secure_aggregation.masks import (
     MaskingGraph,
     clients_in,
@@ -56,7 +57,6 @@ from piebald.privacy.secure_aggregation.masks import (
 )
 from piebald.privacy.secure_aggregation.security import quorum
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 
 _STEPS = 4  # sizes in a doubling
 _LARGEST = 32_767  # that is announced in two bytes
