@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.advice.answer import ENSEMBLE, Advice
+from piebald.advice.answer import DISTILLED, ENSEMBLE, Advice
+from piebald.advice.distillation import RUNS as DISTILLATION
+from piebald.advice.distillation import Distillation
 from piebald.advice.ensemble import Refit, ensemble
 from piebald.advice.evidence import (
     PlainAlone,
@@ -163,6 +165,7 @@ def advise(
     look: bool = False,
     more_data: bool = True,
     save_traffic: bool = False,
+    distil: bool = False,
     settings: Mapping[str, Any] | None = None,
     **keywords: Unpack[SearchKeywords],
 ) -> Advice:
@@ -184,7 +187,8 @@ def advise(
     Args:
         clients, model: see `run`.
         budget: of the search: a number of server steps over all runs, words such as "10 minutes", or {"bytes": 10**9};
-            20 whole runs by default.  Local and one other are trained to the end whatever they cost.
+            20 whole runs by default, and three more to distil.  Local and one other are trained to the end whatever
+            they cost.
         rounds: server steps of a whole run.
         seeds: the race is run with the first; what is left at the end with the others as well.
         methods: recipes to race beside the portfolio, each as it is and with its settings of the portfolio.
@@ -198,6 +202,7 @@ def advise(
         more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
         save_traffic: of methods that are about as good, recommend the one that sends least.
+        distil: train one model towards the ensemble as well, and score it beside it, see `Distilled`.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
         keywords: settings of all runs, see `RunSettings`.
 
@@ -217,7 +222,8 @@ def advise(
     model_of(ALONE, model)  # of which there must be one
     refuse_pointless(federation)
     began = processor_seconds()
-    limit = Budget.of(BUDGET * rounds if budget is None else budget)
+    whole_runs = BUDGET + (DISTILLATION if distil else 0)
+    limit = Budget.of(whole_runs * rounds if budget is None else budget)
     runs = TrialRuns.of({}, federation, model, rungs_of(rounds, RUNGS, FACTOR), keywords)
     judge = Judge(runs)
     # recipes that these clients cannot train drop out before any budget is spent on them
@@ -228,7 +234,7 @@ def advise(
     runs = judge.runs
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
-        "more_data": more_data, "save_traffic": save_traffic,
+        "more_data": more_data, "save_traffic": save_traffic, "distil": distil,
         "recipes": [entrant.recipe.model_dump() for entrant in field], "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
@@ -236,18 +242,25 @@ def advise(
         # before the first line is written: a folder of another search stays as it is
         claim(folder, describe)
         # copies of runs, whose privacy budgets would count again where a search goes on
-        shutil.rmtree(folder / ENSEMBLE, ignore_errors=True)
+        for copies in (ENSEMBLE, DISTILLED):
+            shutil.rmtree(folder / copies, ignore_errors=True)
         say = line_writer(progress, None if out is None else folder / "log.txt")
         look_text = _look_text(runs, model) if look else None
         for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
             say(line)
         # a share is kept back, or the race would leave nothing for the parts of the rows
-        answer_budget = limit.part(1 - SHARE) if more_data else limit
+        kept = DISTILLATION / whole_runs if distil else 0.0
+        answer_budget = limit.part((1 - kept) * (1 - SHARE if more_data else 1))
         raced, failed, spent = Race(runs, tuple(seeds), folder, answer_budget.part(1 - ALL_ROWS), say).run(field)
         refit = Refit(runs, folder, answer_budget, spent, say)
+        # what is left of the budget for it, and what the ensemble has left over
+        distillation = (
+            Distillation(runs, folder, limit.part(1 - SHARE) if more_data else limit, say) if distil else None
+        )
         is_dear = save_traffic or limit.unit == "bytes"
         left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
-        advice, chosen = _answer(raced, runs, left_out, seeds, kept_folder, settings, folder, is_dear, refit)
+        advice, chosen = _answer(raced, runs, left_out, seeds, kept_folder, settings, folder, is_dear, refit,
+                                 distillation)  # fmt: skip
         if more_data:
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, advice.spent, say)
             advice = replace(advice, more=gains_of_more, spent=advice.spent + cost)
@@ -345,6 +358,7 @@ def _answer(
     folder: Path,
     is_dear: bool,
     refit: Refit,
+    distillation: Distillation | None,
 ) -> tuple[Advice, Runner]:
     """The answer of a race, and the recommendation."""
     runners = methods_of(raced, runs.higher_is_better)
@@ -388,6 +402,10 @@ def _answer(
     at_odds += _misfits(together or _one_model(runners), runs, folder / "fit")
     ended = [runner for runner in raced if runner.state == "finished"]
     averaged = ensemble(ended, chosen, tested, runs, refit, plain_models)
+    spent, distilled = refit.spent + refit.cost, None
+    if distillation is not None and averaged is not None:
+        distilled = distillation(averaged, chosen, tested, spent)
+        spent += distillation.cost
     if better_alone:
         better = [*better, f"Better off alone, beyond chance: {names(better_alone, 12)}."]
     advice = Advice(
@@ -411,7 +429,7 @@ def _answer(
         tried=_tried([by_label.get(runner.label, runner) for runner in runners], best, runs),
         curve=_curve(chosen),
         cost=chosen.run or Cost(),
-        spent=refit.spent + refit.cost,
+        spent=spent,
         tested=tested,
         clients=client_gains(tested, chosen.label, label_alone, runs),
         unusable=unusable,
@@ -425,6 +443,7 @@ def _answer(
         best_rounds=best_rounds,
         plain_alone=plain_alone,
         ensemble=averaged,
+        distilled=distilled,
         # held-out rows are the search's own: another run has none to choose by
         keep="best_for_each" if better_alone and not runs.choosing.held_out else None,
     )

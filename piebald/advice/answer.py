@@ -16,6 +16,7 @@ from pydantic_core import to_jsonable_python
 from rich.filesize import decimal as size
 
 from piebald.advice.answer_page import Axis, Part, fitting, page, screen, short
+from piebald.advice.distillation import Distilled
 from piebald.advice.ensemble import Ensemble
 from piebald.advice.evidence import Checked, ClientGain, Evidence, Loser, Pays, PlainAlone, table
 from piebald.advice.more_data import More, outlook, sentences
@@ -35,7 +36,7 @@ from piebald.report.paired import Difference, common_seeds, difference
 from piebald.report.verdict import ScoreVerdict
 from piebald.settings.toml_document import dumps
 
-RECIPE, ENSEMBLE = "recommended.toml", "ensemble"
+RECIPE, ENSEMBLE, DISTILLED = "recommended.toml", "ensemble", "distilled"
 _COLUMNS = (
     "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
 )  # fmt: skip
@@ -90,6 +91,8 @@ class Advice(Tabular):
         keep: what a run of the recommendation should keep for clients, see `run`; None for its default.
         odd: sentences on sites whose rows are at odds with those of the others, see `odd_sites`.
         ensemble: the mean of the predictions of several runs, None where they could not be averaged.
+        distilled: one model that was trained towards the ensemble, None where that was not asked for, or was not
+            possible.
         plain_alone: the plain model that is better than Local where each client fits it alone, None where none is.
         processor_seconds: that the search took, of this process and those that it started; the clock of the wall is in
             `spent`.
@@ -130,6 +133,7 @@ class Advice(Tabular):
     keep: str | None = None
     odd: Sequence[str] = ()
     ensemble: Ensemble | None = None
+    distilled: Distilled | None = None
     plain_alone: PlainAlone | None = None
     processor_seconds: float = 0.0
 
@@ -381,7 +385,8 @@ class Advice(Tabular):
                 f"{self.recommended} is within one {self._unit} of the best tried with a probability of "
                 f"{100 * self.probability:.0f} %."
             )
-        lines += [*self.reasons, *self.odd, self._ensemble_part(), self._ensemble_price(), *self._more_lines()]
+        lines += [*self.reasons, *self.odd, self._ensemble_part(), self._ensemble_price()]
+        lines += [self._distilled_price(), *self._more_lines()]
         lines += [*self._loser_lines(), *self._test_lines()]
         return [line for line in lines if line]
 
@@ -422,6 +427,7 @@ class Advice(Tabular):
                 for checked in self.tested
             },
             "ensemble": None if self.ensemble is None else self.ensemble.plain(),
+            "distilled": None if self.distilled is None else self.distilled.plain(),
             "plain_alone": self._plain_alone(),
             "recipe": self.recipe.model_dump(),
         })  # fmt: skip
@@ -464,8 +470,10 @@ class Advice(Tabular):
         # the page comes last, so that whoever sees it finds the files that it names
         write_private(folder / "answer.json", json.dumps(self.plain(), indent=1, ensure_ascii=False), lasting=False)
         write_private(folder / RECIPE, self.toml(), lasting=False)
-        if self.ensemble is not None and self.folder is not None:
-            self.ensemble.save(folder / ENSEMBLE, partial(self._experiment, {"rounds": self.rounds}))
+        settings_of = partial(self._experiment, {"rounds": self.rounds})
+        for result, name in ((self.ensemble, ENSEMBLE), (self.distilled, DISTILLED)):
+            if result is not None and self.folder is not None:
+                result.save(folder / name, settings_of)
         write_private(folder / "answer.html", self.page(), lasting=False)
 
     def page(self) -> str:
@@ -551,13 +559,32 @@ class Advice(Tabular):
         """Return what the mean of several runs of one seed reaches, beside the recommendation under that seed."""
         if self.ensemble is None:
             return ""
-        gain, sign = self.ensemble.gain, 1 if self.higher_is_better else -1
-        low, high = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
-        amount = self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)
         score = MetricFormat(self.metric).value(self.ensemble.score)
         models = plural(self.ensemble.most, "model")
         rows = f"{self.ensemble.rows} rows, one seed"
-        return f"the mean of {models} has {score} on {rows}; against {self.recommended} {amount}."
+        one = "" if self.distilled is None else f", one model distilled from it {self._distilled_score}"
+        return f"the mean of {models} has {score} on {rows}{one}; against {self._lead_of(self.ensemble)}."
+
+    def _lead_of(self, found: Ensemble | Distilled) -> str:
+        """Return what the ensemble, or one model that was distilled from it, gains against the recommendation."""
+        gain, sign = found.gain, 1 if self.higher_is_better else -1
+        low, high = sorted((sign * gain.low, sign * gain.high)) if gain.kind == "interval" else (None, None)
+        return f"{self.recommended} {self._by_chance(sign * gain.mean, low, high, gain.p < ERROR_RATE, gain.noise)}"
+
+    @property
+    def _distilled_score(self) -> str:
+        return "" if self.distilled is None else MetricFormat(self.metric).value(self.distilled.score)
+
+    def _distilled_price(self) -> str:
+        """Return what the model is that the ensemble was distilled into, and what it costs."""
+        if (found := self.distilled) is None:
+            return ""
+        use = f"  piebald predict {self.folder / DISTILLED} ROWS --client NAME asks it." if self.folder else ""
+        return (
+            f"Distilled into one model, {found.runner.name}: {self._distilled_score} on {found.rows} rows, one seed; "
+            f"against {self._lead_of(found)}.  Each client keeps and asks one model, and a run sends "
+            f"{size(found.cost.bytes)}.{use}"
+        )
 
     def _ensemble_price(self) -> str:
         """Return the members of the ensemble, what they cost, and how their mean is taken."""

@@ -31,13 +31,13 @@ from piebald.advice.evidence import Checked
 from piebald.advice.race import Runner
 from piebald.advice.tuning.space import Budget, Cost
 from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
-from piebald.contracts import Split
+from piebald.contracts import Clients, Split
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.objective import Objective
 from piebald.engines.scoring import value_of
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
-from piebald.report.paired import Difference, Scores
+from piebald.report.paired import Difference
 from piebald.report.verdict import compared
 from piebald.runs.averaged import StoredMember, write_members
 from piebald.runs.compare import folder_name
@@ -126,15 +126,19 @@ class Ensemble:
                 plain[number] = member_models(member, self.clients)
                 continue
             stored.append(StoredMember(run=f"{number}-{folder_name(member.name)}"))
-            copy = partial / stored[-1].run
-            shutil.copytree(member.folder, copy)
-            if (settings := settings_of(member.runner.recipe)) is not None:
-                with RunStore.open(copy) as store:
-                    store.set_meta(settings=dict(settings))
+            copy_run(member.folder, partial / stored[-1].run, settings_of(member.runner.recipe))
         shares = {name: [float(x.shares[c]) for x in self.members] for c, name in enumerate(self.clients)}
         write_members(partial, stored, shares, plain)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
+
+
+def copy_run(folder: Path, copy: Path, settings: Mapping[str, Any] | None) -> None:
+    """Copy a run of a search, which becomes one of the experiment file whose settings are given, if they are."""
+    shutil.copytree(folder, copy)
+    if settings is not None:
+        with RunStore.open(copy) as store:
+            store.set_meta(settings=dict(settings))
 
 
 def member_models(member: EnsembleMember, clients: Sequence[str]) -> dict[str, PlainModel]:
@@ -180,7 +184,7 @@ def ensemble(
     if plain is not None and all(runs.choosing.size(client, "train") for client in range(len(nothing))):
         candidates += [EnsembleMember(f"{name} alone", nothing, plain=(name, plain)) for name in plain.makers]
     try:
-        judged = _judged(candidates, runs, "validation")
+        judged = answers_of(candidates, runs, runs.choosing, "validation")
         shares = _shares(judged, 1 if runs.higher_is_better else -1)
     except SettingError:
         return None
@@ -193,12 +197,20 @@ def ensemble(
     members = members if base is None else _with_all_rows(members, refit)
     if sum(member.shares.any() for member in members) < 2:
         return None
-    scores = _scores(_judged(members, runs, split), np.stack([x.shares for x in members]), runs, seed, split)
+    clients = runs.choosing if base is None else runs.choosing.opened()
+    of_members, shares = answers_of(members, runs, clients, split), np.stack([x.shares for x in members])
+    answers = (mean_answer(of_members, shares[:, client], client) for client in range(len(runs.names)))
+    scores = runs.scored(answers, seed, split)
     gain = compared(scores, (chosen.last if base is None else base).of_seeds([seed])) if scores.present else None
     if gain is None:
         return None
     sent = float(sum(member.bytes for member in members if member.shares.any()))
     return Ensemble(members, runs.names, split, scores.mean, gain, sent)
+
+
+def on_all_rows(name: str) -> str:
+    """The name of a member that was trained once more."""
+    return f"{name} on all rows"
 
 
 def _with_all_rows(
@@ -237,7 +249,7 @@ class Refit:
 
     def __call__(self, member: EnsembleMember) -> EnsembleMember | None:
         """Return the member trained on all rows; None where it cannot be, or the budget was used up."""
-        runs, runner, name = self._runs, member.runner, f"{member.name} on all rows"
+        runs, runner, name = self._runs, member.runner, on_all_rows(member.name)
         if runs is None:
             return None
         if runner is None:
@@ -263,7 +275,7 @@ class Refit:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class MemberAnswers:
     """A member's outputs for each client's rows of a split, and their targets."""
 
     member: EnsembleMember
@@ -272,10 +284,11 @@ class _Judged:
     outputs: Sequence[tuple[Tensor, Any]]
 
 
-def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) -> list[_Judged]:
-    """What members answer on the rows of a split, in their order."""
-    clients = runs.choosing if split == "validation" else runs.choosing.opened()
-    numbers, judged = range(len(runs.names)), list[_Judged]()
+def answers_of(
+    members: Sequence[EnsembleMember], runs: TrialRuns, clients: Clients, split: Split
+) -> list[MemberAnswers]:
+    """What members answer on the rows of a split of some clients, in their order."""
+    numbers, judged = range(len(runs.names)), list[MemberAnswers]()
     for member in members:
         if member.runner is None or member.folder is None:
             continue
@@ -283,7 +296,7 @@ def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) ->
         with opened(member.folder, clients, model, recipe=recipe, **runs.objective) as run:
             outputs = [run.outputs(client, split) for client in numbers]
             objectives = [run.work.of(client).objective for client in numbers]
-            judged.append(_Judged(member, run.predictor(0).meaning.kind, objectives, outputs))
+            judged.append(MemberAnswers(member, run.predictor(0).meaning.kind, objectives, outputs))
     first, order = judged[0], {id(member): number for number, member in enumerate(members)}
     for member in members:
         if member.plain is None:
@@ -292,11 +305,11 @@ def _judged(members: Sequence[EnsembleMember], runs: TrialRuns, split: Split) ->
         answers = [models.judged(name, client, clients.rows(client, split)) for client in numbers]
         outputs = [(x if answer is None else answer[1].reshape(x.shape), y)
                    for answer, (x, y) in zip(answers, first.outputs, strict=True)]  # fmt: skip
-        judged.append(_Judged(member, first.kind, first.objectives, outputs))
+        judged.append(MemberAnswers(member, first.kind, first.objectives, outputs))
     return sorted(judged, key=lambda x: order[id(x.member)])
 
 
-def _shares(judged: Sequence[_Judged], sign: int) -> Floats:
+def _shares(judged: Sequence[MemberAnswers], sign: int) -> Floats:
     """How much of the mean each member is for each client [members, clients]."""
     clients = range(len(judged[0].outputs))
     of_all, shares = _selected(judged, clients, sign), []
@@ -307,7 +320,7 @@ def _shares(judged: Sequence[_Judged], sign: int) -> Floats:
     return np.stack(shares, 1)
 
 
-def _selected(judged: Sequence[_Judged], clients: Sequence[int], sign: int) -> Floats:
+def _selected(judged: Sequence[MemberAnswers], clients: Sequence[int], sign: int) -> Floats:
     """The share of each member in the best beginning of a greedy selection on the rows of some clients."""
     single = np.eye(len(judged))
     # the best by itself first: of equal means it is the one that is added
@@ -322,11 +335,11 @@ def _selected(judged: Sequence[_Judged], clients: Sequence[int], sign: int) -> F
     return np.asarray(best[2] / best[2].sum())
 
 
-def _mean(judged: Sequence[_Judged], weights: Floats, clients: Sequence[int], sign: int) -> float:
+def _mean(judged: Sequence[MemberAnswers], weights: Floats, clients: Sequence[int], sign: int) -> float:
     """The mean of the metric of a weighted mean over some clients, larger is better; -inf where none has one."""
     values = []
     for client in clients:
-        if (answer := _answer(judged, weights, client)) is not None:
+        if (answer := mean_answer(judged, weights, client)) is not None:
             objective, outputs, targets = answer
             metric = objective.metrics.get(objective.metric, objective.loss)
             values.append(float(value_of(metric, outputs, targets)))
@@ -334,7 +347,7 @@ def _mean(judged: Sequence[_Judged], weights: Floats, clients: Sequence[int], si
     return sign * float(np.mean(known)) if known else -np.inf
 
 
-def _answer(judged: Sequence[_Judged], weights: Floats, client: int) -> Judged | None:
+def mean_answer(judged: Sequence[MemberAnswers], weights: Floats, client: int) -> Judged | None:
     """What a weighted mean is judged by at a client, None where it has no rows."""
     counted = [(x, weight) for x, weight in zip(judged, weights.tolist(), strict=True) if weight]
     first = judged[0]
@@ -346,9 +359,3 @@ def _answer(judged: Sequence[_Judged], weights: Floats, client: int) -> Judged |
         torch.tensor([weight for _, weight in counted], dtype=torch.float64),
     )
     return first.objectives[client], mean.float(), first.outputs[client][1]
-
-
-def _scores(judged: Sequence[_Judged], shares: Floats, runs: TrialRuns, seed: int, split: Split) -> Scores:
-    """The scores of the mean prediction at each client, with those of single rows; shares [members, clients]."""
-    answers = (_answer(judged, shares[:, client], client) for client in range(len(runs.names)))
-    return runs.scored(answers, seed, split)

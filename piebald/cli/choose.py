@@ -103,6 +103,9 @@ def advise(
     budget: Annotated[
         str | None, typer.Option(help="Of the whole search: '300 rounds', '10 minutes' or '2e9 bytes'; see [advise].")
     ] = None,
+    distil: Annotated[
+        bool, typer.Option("--distil", help="Train one model towards the ensemble, for three more runs.")
+    ] = False,
     more: Annotated[bool, typer.Option("--more", help="Print the whole answer and all that was tried.")] = False,
 ) -> None:
     """Choose a method: whether to train together, how, and who loses by it."""
@@ -115,6 +118,7 @@ def advise(
     if budget is not None:
         limit = Budget.parse(budget)
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
+    flags += ["advise.distil=true"] if distil else []
     text = _experiment_of_table(file, client, target, regression, options)
     settings = _first_fold(app.load_settings(file, options, flags, AdviceSettings, text))
     with nullcontext() if text is None else errors_alone(VALUES_LOG):  # they have been told of the table

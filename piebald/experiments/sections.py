@@ -147,6 +147,7 @@ class AdviseSection(Section):
             rows, and of the clients, to say what more of them would change.
         save_traffic: whether, of methods that are about as good, the one that sends least is recommended, as it is with
             a budget in bytes.
+        distil: whether one model is trained towards the ensemble, for three more runs, where a single one is wanted.
     """
 
     budget: dict[str, Any] | None = None
@@ -154,6 +155,7 @@ class AdviseSection(Section):
     families: list[str] | None = Field(default=None, min_length=1)
     more_data: bool = True
     save_traffic: bool = False
+    distil: bool = False
 
 
 def file_text(path: str | Path | None) -> str:

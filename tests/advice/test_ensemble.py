@@ -16,11 +16,12 @@ from torch import nn
 
 from piebald import models, partition
 from piebald.advice import Advice, advise
-from piebald.advice.ensemble import EnsembleMember, Refit, _Judged, _shares, _with_all_rows
+from piebald.advice.distillation import taught_rows
+from piebald.advice.ensemble import EnsembleMember, MemberAnswers, Refit, _shares, _with_all_rows
 from piebald.advice.tuning.space import Cost
 from piebald.advice.tuning.trial_runs import without_test_rows
 from piebald.cli import main
-from piebald.contracts import Clients, Split
+from piebald.contracts import Clients, Rows, Split
 from piebald.core.errors import RunFolderError, RuntimeFault, SettingError
 from piebald.core.objective import objective_for
 from piebald.models.prediction import mean_outputs
@@ -51,7 +52,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Advice, Clients, n
     )
     model = models.build_model("mlp", (4,), 2, hidden=(4,))
     found = advise(clients, model, rounds=4, families=["ditto", "hdafl"], seeds=(0,), training={"batch": 8},
-                   more_data=False, out=out)  # fmt: skip
+                   more_data=False, distil=True, out=out)  # fmt: skip
     return found, clients, model, out
 
 
@@ -131,6 +132,24 @@ def test_members_are_trained_once_more_on_the_rows_that_they_were_chosen_by_and_
         assert np.array_equal(raced[member.name.removesuffix(" on all rows")].shares, member.shares)
 
 
+@pytest.mark.full
+def test_one_model_is_distilled_from_it_on_all_rows_but_test_rows_and_kept_as_a_run(
+    answer: tuple[Advice, Clients, nn.Module, Path],
+) -> None:
+    found, clients, model, out = answer
+    assert found.distilled is not None
+    rows = {split: sum(clients.size(client, split) or 0 for client in range(CLIENTS)) for split in SPLITS}
+    asked = rows["train"] + rows["validation"]
+    # a row is there once or, where both classes are probable, twice
+    assert asked < examples(found.distilled.folder) <= 2 * asked
+    shares = shares_of(out / "distilled", clients, model, "test")
+    assert found.distilled.score == pytest.approx(accuracy(shares, clients, "test"))
+    own = next(checked.scores.mean for checked in found.tested if checked.label == found.recommended)
+    assert found.distilled.gain.mean == pytest.approx(found.distilled.score - own)
+    assert f"one model distilled from it {found.distilled.score:.1%}" in " ".join(found.text().split())
+    assert found.spent.rounds <= 23 * 4
+
+
 def test_what_cannot_be_trained_again_keeps_its_share() -> None:
     members = [EnsembleMember("a", np.array([0.75, 1.0])), EnsembleMember("b", np.array([0.25, 0.0]))]
 
@@ -157,12 +176,33 @@ def test_a_member_whose_steps_have_no_bounds_on_all_rows_is_not_trained_again(tm
     assert said == ["fedavg on all rows: training failed on 2 of 3 clients in round 7"]
 
 
-def judged(values: list[list[int]], truth: list[list[int]]) -> _Judged:
+def test_a_row_of_classes_is_taught_as_a_row_for_each_class_that_is_probable_and_the_own_counts_a_quarter() -> None:
+    rows = Rows(torch.arange(3.0)[:, None], torch.tensor([0, 2, -100]), torch.tensor([1.0, 2.0, 1.0]))
+    answer = torch.tensor([[0.58, 0.4, 0.02], [0.01, 0.01, 0.98], [0.5, 0.5, 0.0]]).log()
+    taught = taught_rows(rows, answer, "classes", objective_for(torch.tensor([0, 1])))
+    assert taught is not None
+    assert taught.x[:, 0].tolist() == [0, 0, 1, 2, 2]
+    assert taught.y.tolist() == [0, 1, 2, 0, 1]
+    own = 0.75 * 0.58 + 0.25
+    shares = [own / (own + 0.3), 0.3 / (own + 0.3), 2, 0.5, 0.5]  # together, each row counts as much as before
+    assert taught.weight is not None
+    assert taught.weight.tolist() == pytest.approx(shares)
+
+
+def test_numbers_are_taught_as_numbers_and_what_is_no_target_is_not_taught() -> None:
+    rows, objective = Rows(torch.zeros(2, 1), torch.tensor([1.0, torch.nan])), objective_for(torch.tensor([0.5, 1.5]))
+    taught = taught_rows(rows, torch.tensor([[5.0], [7.0]]), "values", objective)
+    assert taught is not None
+    assert taught.y.tolist() == [4.0, 7.0]
+    assert taught_rows(rows, torch.zeros(2, 1), "risk", objective) is None
+
+
+def judged(values: list[list[int]], truth: list[list[int]]) -> MemberAnswers:
     """A member that says these classes for the rows of each client, and is sure of it."""
     objective = objective_for(torch.tensor([0, 1]))
     outputs = [(10.0 * torch.nn.functional.one_hot(torch.tensor(x), 2), torch.tensor(y))
                for x, y in zip(values, truth, strict=True)]  # fmt: skip
-    return _Judged(EnsembleMember("", np.zeros(len(truth))), "classes", [objective] * len(truth), outputs)
+    return MemberAnswers(EnsembleMember("", np.zeros(len(truth))), "classes", [objective] * len(truth), outputs)
 
 
 def test_a_client_selects_for_itself_the_more_the_more_rows_it_has() -> None:
@@ -190,7 +230,7 @@ def from_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     table.to_csv(out / "rows.csv", index=False)
     table.drop(columns=["sick", "site"]).head(12).to_csv(out / "new.csv", index=False)
     command = ["advise", str(out / "rows.csv"), "--client", "site", "--target", "sick", "--out", str(out / "advice")]
-    assert main([*command, "--budget", "60 rounds", "--quiet"]) == 0
+    assert main([*command, "--budget", "60 rounds", "--distil", "--quiet"]) == 0
     return out / "advice" / "ensemble", out / "new.csv"
 
 
@@ -231,6 +271,16 @@ def test_an_ensemble_is_exported_to_onnx_with_the_same_answers(from_table: tuple
     shown = next((x for x in answers if x.shape == (12, 2)), None)
     shown = np.stack([x.ravel() for x in answers[:2]], 1) if shown is None else shown
     assert shown == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.full
+def test_what_it_was_distilled_into_predicts_and_is_exported_as_any_run(
+    from_table: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, rows = from_table[0].parent / "distilled", from_table[1]
+    answers = predicted(folder, rows, "s1", tmp_path / "s1.csv")
+    assert answers.sum(1) == pytest.approx(np.ones(12))
+    assert main(["export", str(folder), "--client", "s1", "--out", str(tmp_path / "s1.pt"), "--quiet"]) == 0
 
 
 @pytest.mark.full
