@@ -2,7 +2,8 @@
 
 Each party has so many keys, of which every second one is at the other party as well, and each runs on the same machine,
 over the federation's link on loopback.  `--keys 1000000` measures a million (about ten minutes on two cores).  What was
-measured is kept in results.json by the number of keys; RESULTS.md is written at the end.
+measured is kept in results.json by the number of keys; RESULTS.md is written at the end.  `--spelling` measures instead
+how often keys that are spelt differently are found.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pandas
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
+import spelling
 from shared import markdown
 from shared.measured import apart, machine, megabytes, processor
 from shared.options import reader
@@ -74,7 +76,7 @@ def both(keys: int) -> dict[str, dict[str, float]]:
 def page(measured: dict[str, Any]) -> str:
     """The results as a page."""
     rows = []
-    for keys, parties in sorted(measured.items(), key=lambda item: int(item[0])):
+    for keys, parties in sorted(measured["keys"].items(), key=lambda item: int(item[0])):
         slowest = max(one["seconds"] for one in parties.values())
         spent, alone = (sum(one[name] for one in parties.values()) for name in ("processor seconds", "bare"))
         memory = max(one["MB"] for one in parties.values())
@@ -108,21 +110,27 @@ def page(measured: dict[str, Any]) -> str:
             ],
             rows,
         )
-        + "\n"
+        + "\n\n"
+        + spelling.section(measured["spelling"])
     )
 
 
 def main() -> int:
     """Measure, and write the results."""
-    options = reader(__doc__, ["party"], keys=[10_000, 100_000], out=HERE).parse_args()
+    options = reader(
+        __doc__, ["party"], keys=[10_000, 100_000], seeds=[0, 1, 2, 3, 4], spelling=False, out=HERE
+    ).parse_args()
     if options.party:
         print(json.dumps(one_party(options.party, options.keys[0], options.out)))
         return 0
     file = HERE / "results.json"
-    measured = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    for keys in options.keys:
-        measured[str(keys)] = both(keys)
+    measured = json.loads(file.read_text("utf-8")) if file.exists() else {"keys": {}, "spelling": {}}
+    if options.spelling:
+        measured["spelling"] = spelling.measure(options.seeds)
+    for keys in [] if options.spelling else options.keys:
+        measured["keys"][str(keys)] = both(keys)
         file.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
     (HERE / "RESULTS.md").write_text(page(measured), "utf-8")
     return 0
 

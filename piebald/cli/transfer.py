@@ -36,7 +36,7 @@ def transfer(
         list[str] | None, typer.Option(help="A column of the key of --data, in the order that both have agreed on.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date or phone.")
+        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date, phone or name.")
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Simulate with so many seeds, each with other held-out rows, and compare.")
@@ -127,7 +127,7 @@ def match(
     key: Annotated[list[str], typer.Option(help="A column of the key, in the order that both have agreed on.")],
     credentials: Annotated[Path, typer.Option(help="The folder of this party's credentials.")],
     kind: Annotated[
-        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date or phone.")
+        list[str] | None, typer.Option(help="How each column is written alike: exact, text, date, phone or name.")
     ] = None,
     learns: Annotated[Learns, typer.Option(help="Who learns the common keys: both, source, target, or size.")] = "both",
     floor: Annotated[int, typer.Option(help="The least size that is shown, with --learns size.")] = 1,

@@ -12,7 +12,8 @@ what was disclosed; networks, partitions and the accounting of budgets are in ot
 Modules: `kernels` (MMD in moment form), `encryption` (its backends), `loss_terms` and `transfer_methods` (the loss),
 `protocol`, `party_messages` and `channel` (messages and their transport), `party` (one party), `transfer_runs` (a whole
 run), `baselines` (what it must beat), `prediction` (the target's scores of new rows), `key_matching` (which rows both
-parties have) and `raw_tables` (checks before a run, and rows named by a match).
+parties have), `spelling` (of keys that are spelt differently) and `raw_tables` (checks before a run, and rows named by
+a match).
 """
 
 from typing import TYPE_CHECKING

@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import itertools
 import json
 import secrets
 from collections import Counter
@@ -42,9 +43,10 @@ from piebald.storage.schema import explained
 from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.encryption.backend import MessageLength
-from piebald.vertical.match_keys import keys_of
+from piebald.vertical.match_keys import NAME, keys_of
 from piebald.vertical.party_messages import MessageFault, MessageKind
 from piebald.vertical.protocol import ROLES, PartySession
+from piebald.vertical.spelling import nearest, spellings
 
 if TYPE_CHECKING:
     from numpy import typing as npt
@@ -233,8 +235,12 @@ class KeyMatch:
         self._frame, self.role, self.out = owners[0].frame, ROLES[given.party == SERVER], out
         self._keys = keys_of(self._frame, list(columns), list(kinds), country)
         counts = Counter(key for key in self._keys if key)
-        if not 0 < len(counts) <= MOST_KEYS:
-            raise SettingError(f"there must be 1 to {MOST_KEYS:,} different keys, got {len(counts):,}")
+        self._spelt = {key: spellings(key, kinds) for key in counts} if NAME in kinds else {}
+        self._different = list(dict.fromkeys(itertools.chain(*self._spelt.values())) if self._spelt else counts)
+        if not 0 < len(self._different) <= MOST_KEYS:
+            raise SettingError(f"there must be 1 to {MOST_KEYS:,} different keys, got {len(self._different):,}")
+        if self._spelt and learns != "both":
+            raise SettingError(f"keys with a name, which may be spelt differently, are learnt by both, not by {learns}")
         if empty := len(self._keys) - counts.total():
             tell(f"{empty:,} of {len(self._keys):,} rows have no key: they are matched with nobody")
         if repeated := sum(count > 1 for count in counts.values()):
@@ -242,13 +248,18 @@ class KeyMatch:
                 f"{repeated:,} keys are in several rows, which all get the same shared_id: a transfer needs one row a "
                 "key"
             )
+        if self._spelt:
+            tell(
+                f"each name is matched without each of its letters, {len(self._different):,} keys in all: the other "
+                "party learns in which letter one that is near one of its own may differ"
+            )
         ristretto()
         self._ledger, records = None, records_of(owners, self.role)
         if isinstance(rows, str | Path):
             folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
             self._ledger = RowLedger(records, folders, given.party)
         self._terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
-        self._learns, self._floor, self._different = learns, floor, list(counts)
+        self._learns, self._floor = learns, floor
         content = json.dumps([self.role, self._terms, sorted(counts)]).encode() + records.tobytes()
         self._kept = _Begun(out and begun(out), hashlib.blake2b(content, digest_size=16).hexdigest())
 
@@ -264,7 +275,12 @@ class KeyMatch:
         self._kept.keep()
         session.handshake({"match": self._terms}, nonce=_drawn(self._kept.seed, "nonce", 16))
         count = functools.partial(self._kept.count, ledger=self._ledger)
-        matched = match_keys(session, self._different, self._learns, self._floor, self._kept.seed, count)
+        seed = self._kept.seed
+        matched = match_keys(session, self._different, self._learns, self._floor, seed, count)
+        if self._spelt:
+            order = sorted(self._spelt, key=lambda key: _drawn(seed, f"near {key}", 16))
+            names = nearest(session, {key: self._spelt[key] for key in order}, matched.names)
+            matched = Matched(len(names), names)
         # before the other party may forget the match
         if self.out is not None and self._learns in ("both", self.role):
             write_named(self._frame, [matched.names.get(key, "") for key in self._keys], self.out)

@@ -14,8 +14,10 @@ from piebald.data.preparation.columns import dates_of, words_of
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-KINDS = ("exact", "text", "date", "phone")
-_BETWEEN = "\x1f"  # the columns of a key, which no cell has in it
+NAME = "name"
+_LIKE = str.maketrans("øœæłđð", "ooaldd")  # letters that Unicode does not take for others with an accent
+KINDS = ("exact", "text", "date", "phone", NAME)
+BETWEEN = "\x1f"  # the columns of a key, which no cell has in it
 
 
 def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], country: str = "") -> list[str]:
@@ -25,7 +27,9 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
         frame: the rows.
         columns: the columns of the key, in the order that both parties have agreed on.
         kinds: how each of them is written alike: "exact" but for blanks around it; "text" without regard to case,
-            repeated blanks and the Unicode form (NFKC, case folding); "date" as 2024-05-31; "phone" as + and digits.
+            repeated blanks and the Unicode form (NFKC, case folding); "date" as 2024-05-31; "phone" as + and digits;
+            "name" as text without accents, hyphens and the like, its words in alphabetical order, and in a match it may
+            differ in one letter (`spelling`).
         country: the digits that stand for the leading 0 of a phone number, such as "49".
 
     Raises:
@@ -49,7 +53,7 @@ def keys_of(frame: DataFrame, columns: Sequence[str], kinds: Sequence[str], coun
     for column in key:
         check_precise(column, f"column {str(column.name)!r}")
     cells = [_written(column, kind, country) for column, kind in zip(key, kinds, strict=True)]
-    return [_BETWEEN.join(row) if all(row) else "" for row in zip(*cells, strict=True)]
+    return [BETWEEN.join(row) if all(row) else "" for row in zip(*cells, strict=True)]
 
 
 def check_precise(column: Series[Any], what: str) -> None:
@@ -65,11 +69,20 @@ def check_precise(column: Series[Any], what: str) -> None:
 def _written(series: Series[Any], kind: str, country: str) -> list[str]:
     if kind == "date":
         return ["" if day != day else str(math.floor(day)) for day in dates_of(series)["days"].tolist()]
-    words = ["" if word is None else str(word).replace(_BETWEEN, " ").strip() for word in words_of(series)]
+    words = ["" if word is None else str(word).replace(BETWEEN, " ").strip() for word in words_of(series)]
     if kind == "exact":
         return words
     words = [unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold()) for word in words]
+    if kind == NAME:
+        return [_name(word) for word in words]
     return [" ".join(word.split()) for word in words] if kind == "text" else [_phone(word, country) for word in words]
+
+
+def _name(text: str) -> str:
+    """Return the words of a name, for which there are several ways to write accents, and an order."""
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    plain = re.sub("([aou])e", r"\1", plain.translate(_LIKE))  # Mueller is Müller
+    return " ".join(sorted(re.findall(r"[^\W_]+", re.sub(r"['\u2019\u02bc`\u00b4]", "", plain))))
 
 
 def _phone(word: str, country: str) -> str:

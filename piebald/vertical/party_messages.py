@@ -35,6 +35,7 @@ class MessageKind(IntEnum):
     ABORT       a reason
     POINTS      points of a party's own keys, see `key_matching`
     RETURNED    the other party's points under this party's scalar, too
+    NEAR        which spellings that both have belong to one key, see `spelling`
     """
 
     HELLO = 1
@@ -48,6 +49,7 @@ class MessageKind(IntEnum):
     ABORT = 9
     POINTS = 10
     RETURNED = 11
+    NEAR = 12
 
 
 class EndReason(IntEnum):

@@ -21,6 +21,7 @@ from piebald.vertical.match_keys import keys_of
 from piebald.vertical.party_data import PartyHolding, load_one
 from piebald.vertical.party_store import is_transfer, private_folder
 from piebald.vertical.protocol import ROLES, PartySession, Role
+from piebald.vertical.spelling import nearest_here, spellings
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
 
 
@@ -39,13 +40,12 @@ def named(settings: TransferSettings, columns: Sequence[str], kinds: Sequence[st
     if not all(table.exists for table in tables.values()):
         frames = {role: read_owners(Path(_file(settings, role).path))[0].frame for role in ROLES}
         keys = {role: keys_of(frames[role], columns, kinds) for role in ROLES}
-        both = sorted(set.intersection(*map(set, keys.values())) - {""})
-        if not both:
+        names = nearest_here([{key: spellings(key, kinds) for key in keys[role] if key} for role in ROLES])
+        if not names[0]:
             raise _nothing_shared(columns)
-        names = {key: str(number) for number, key in enumerate(both, 1)}
         private_folder(folder)
-        for role in ROLES:
-            write_named(frames[role], [names.get(key, "") for key in keys[role]], Path(tables[role].file.path))
+        for role, own in zip(ROLES, names, strict=True):
+            write_named(frames[role], [own.get(key, "") for key in keys[role]], Path(tables[role].file.path))
     return _with_files(settings, {role: table.file for role, table in tables.items()})
 
 

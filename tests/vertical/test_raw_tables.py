@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import stat
 import threading
 from pathlib import Path
@@ -61,6 +62,19 @@ def test_the_rows_that_both_have_are_named_alike_and_nothing_else_is_a_feature(r
     assert run(made, out="run").score.auc > 0
     assert read_settings(Path("run")).files == made.files
     assert (Path("run/source.csv").stat().st_mode & 0o77) == 0
+
+
+@pytest.mark.full
+def test_rows_whose_names_differ_in_a_letter_belong_together_where_both_parties_are_here(raw):
+    for name in ("bank", "shop"):
+        table = pandas.read_csv(f"{name}.csv")
+        words = ["".join(random.Random(one).choices("abcdefgh", k=12)) for one in table["id"]]
+        table.assign(name=[word[name == "shop" :] for word in words]).to_csv(f"{name}.csv", index=False)
+    named(settings(), ["name"], ["name"], Path("run"))
+    tables = [pandas.read_csv(f"run/{role}.csv").dropna(subset="shared_id") for role in ("source", "target")]
+    together = tables[0].merge(tables[1], on="shared_id")
+    assert len(together) == KNOWN
+    assert (together["id_x"] == together["id_y"]).all()
 
 
 @pytest.mark.full
