@@ -38,7 +38,7 @@ PACKAGES = (
     "piebald", "piebald.data", "piebald.models", "piebald.data.partition", "piebald.privacy.accounting",
     "piebald.experiments.preview",
     "piebald.methods.catalog.recipes", "piebald.runtimes", "piebald.vertical",
-    "piebald.data.measures.weight_divergence",
+    "piebald.data.measures.heterogeneity",
     "piebald.advice",
     "piebald.advice.tuning", "piebald.methods.attacks", "piebald.methods.training",
     "piebald.privacy.secure_aggregation.security",

@@ -186,13 +186,13 @@ def print_seen(credentials: Path, options: app.SharedOptions) -> None:
 def serve_person(credentials: Path, address: PageAddress) -> None:
     """Serve a person's page of a server's queue until this process is stopped."""
     from piebald.federation.credentials.provisioning import read
-    from piebald.federation.operate import person_page
+    from piebald.federation.operate import page_server
     from piebald.federation.operate.page_server import TOKEN
 
     def tell(url: str) -> None:
         print(f"{url} asks for the token in {credentials / TOKEN}; Ctrl-C ends it", flush=True)
 
-    person_page.serve_person(read(credentials), address, tell)
+    page_server.serve_person(read(credentials), address, tell)
 
 
 def _called(credentials: Path, what: Operation, body: bytes = b"", **fields: int) -> bytes:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from piebald.data.sets.cifar100 import cifar100 as cifar100
     from piebald.data.sets.credit import credit as credit
     from piebald.data.sets.dataset import DataSet as DataSet
+    from piebald.data.sets.dataset import Decoded as Decoded
     from piebald.data.sets.dataset import Owners as Owners
-    from piebald.data.sets.decoded import Decoded as Decoded
     from piebald.data.sets.digits import digits as digits
     from piebald.data.sets.fashion_mnist import fashion_mnist as fashion_mnist
     from piebald.data.sets.femnist import femnist as femnist

@@ -35,7 +35,7 @@ from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.leakage import SPLITS
 from piebald.data.partition.split import Ints, division_of
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 from piebald.data.sets.download import cache, is_prepared, official, prepared, read_npz
 from piebald.settings import plugins
 

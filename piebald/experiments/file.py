@@ -35,8 +35,7 @@ from piebald.data.partition.by_owner import by_only_owner
 from piebald.data.partition.split import unseen_numbers
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.sets.dataset import DataSet
-from piebald.experiments.recipes import ExperimentFields, located, models_of, recipes_of
-from piebald.experiments.run_models import Model
+from piebald.experiments.recipes import ExperimentFields, Model, located, models_of, recipes_of
 from piebald.experiments.run_settings import ComparedKeywords
 from piebald.experiments.sections import Kind, file_text, place_source, section_settings
 from piebald.methods.recipe import Recipe

@@ -158,7 +158,7 @@ def _device(fleet: Fleet, client: int) -> dict[str, Any]:
 
 def _diverged(measured: Heterogeneity, clients: Clients, model: str, settings: dict[str, Any]) -> Heterogeneity:
     from piebald.core.errors import unknown
-    from piebald.data.measures.weight_divergence import diverge
+    from piebald.data.measures.heterogeneity import diverge
     from piebald.models import build_model
 
     names = ("lr", "batch", "seed")

@@ -22,7 +22,7 @@ from piebald.core.errors import SettingError, shown
 from piebald.core.objective import accumulates
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
-from piebald.data.measures.weight_divergence import Measure
+from piebald.data.measures.heterogeneity import Measure
 from piebald.experiments.sections import Section
 from piebald.methods.choice.final_models import Keep
 from piebald.report.callbacks import Tracker

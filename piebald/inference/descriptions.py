@@ -21,7 +21,7 @@ from piebald.core.result_table import ResultTable, p_text, plain_cell
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables
-from piebald.inference.models.computed import Column, Computed
+from piebald.inference.models.formula import Column, Computed
 from piebald.inference.models.likelihood import Likelihood
 from piebald.inference.models.rows import HEADS, ModelPlan
 from piebald.inference.pooled_statistics import FTest, PooledResult, plain_value

@@ -22,9 +22,8 @@ from piebald.core.moments import Floats
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import TARGET, asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
-from piebald.inference.models.computed import Computed
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
-from piebald.inference.models.formula import Formula, with_formula
+from piebald.inference.models.formula import Computed, Formula, with_formula
 from piebald.inference.models.likelihood import Likelihood
 from piebald.inference.models.rows import DISPERSED, HEADS, Ask, Family, ModelPlan, Scale
 from piebald.inference.noisy_models import ROUNDS, NoiseOptions, NoisyModel, fit_noisy

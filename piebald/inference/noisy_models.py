@@ -19,7 +19,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.models.computed import is_share
+from piebald.inference.models.formula import is_share
 from piebald.inference.models.likelihood import log_rank
 from piebald.inference.models.noisy_sums import NoisyScore
 from piebald.inference.models.rows import ModelPlan, Scale

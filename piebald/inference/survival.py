@@ -23,9 +23,8 @@ from piebald.data.preparation.preparation import PrepareSettings
 from piebald.inference.columns import asked_owners
 from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
-from piebald.inference.models.computed import CLIENT
 from piebald.inference.models.fitting import Maximum
-from piebald.inference.models.formula import Formula, with_formula
+from piebald.inference.models.formula import CLIENT, Formula, with_formula
 from piebald.inference.models.likelihood import LogRank, log_rank
 from piebald.inference.models.rows import HEADS, ModelPlan, Ties
 from piebald.inference.models.sums import TABLE, at_risk_of

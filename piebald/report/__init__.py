@@ -43,9 +43,8 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
         report.html True
     """
     # plotting packages are heavy, and most of Piebald does without them
-    from piebald.report.chart import Chart
+    from piebald.report.chart import Chart, draw
     from piebald.report.comparison import Comparison
-    from piebald.report.figures import draw
     from piebald.report.page.report_page import render
     from piebald.report.tables import load
     from piebald.storage.schema import explained

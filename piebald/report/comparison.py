@@ -399,7 +399,7 @@ class Comparison(Tabular):
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.figures import plot
+        from piebald.report.chart import plot
 
         return plot(self.runs, metric, over, ax)
 

@@ -223,7 +223,7 @@ class History(Tabular):
     @checked
     def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
         """Draw the run's curve, see `Comparison.plot`."""
-        from piebald.report.figures import plot
+        from piebald.report.chart import plot
 
         return plot([self], metric, over, ax)
 
@@ -629,7 +629,7 @@ class History(Tabular):
 
     @property
     def final(self) -> dict[str, Any]:
-        """The final figures of all clients, see `figures`."""
+        """The final figures of all clients, see `chart`."""
         return self.figures()
 
     @checked

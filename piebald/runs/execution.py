@@ -21,7 +21,7 @@ from piebald.core.private_files import write_private
 from piebald.core.progress import Bar
 from piebald.core.tensor_store import mapped
 from piebald.data.clients.prepared import gaps_by_client, preparation_of
-from piebald.data.measures.weight_divergence import measure_heterogeneity
+from piebald.data.measures.heterogeneity import measure_heterogeneity
 from piebald.data.preparation.tokens import keep_tokenizer
 from piebald.report.callbacks import Callback, ObservedRecorder
 from piebald.runs import adaptation

@@ -46,8 +46,8 @@ from piebald.data.clients.target_columns import PairOfColumns, target_columns
 from piebald.data.clients.view import ClientsView
 from piebald.data.partition.split import division_of
 from piebald.data.preparation import Preparation
-from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
-from piebald.experiments.run_models import Model as Model
+from piebald.experiments.recipes import GivenModels, copied_for_run, outputs_of
+from piebald.experiments.recipes import Model as Model
 from piebald.experiments.run_settings import RunSettings
 from piebald.methods.aggregation.linear import FixedShares
 from piebald.methods.catalog import recipes

@@ -13,9 +13,8 @@ from piebald.core.errors import shown
 from piebald.core.pytree import single
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.by_owner import ByOwner
-from piebald.data.partition.iid import Iid
 from piebald.data.partition.leakage import SPLITS
-from piebald.data.partition.partition import Partition
+from piebald.data.partition.partition import Iid, Partition
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.testing.components import check_component, promises
 

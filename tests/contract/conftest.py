@@ -13,13 +13,13 @@ import piebald
 from piebald import recipes
 from piebald.methods.recipe import Recipe
 from piebald.runs.finished_run import Run
-from piebald.testing.federation import SIZES as SIZES
-from piebald.testing.federation import Outcome
-from piebald.testing.federation import assert_same as assert_same
-from piebald.testing.federation import hardest_network as fitting
-from piebald.testing.federation import mixing_network as network  # noqa: F401 - of the tests here
-from piebald.testing.federation import plain_network as plain_network
-from piebald.testing.federation import uneven_clients as federation
+from piebald.testing.components import SIZES as SIZES
+from piebald.testing.components import Outcome
+from piebald.testing.components import assert_same as assert_same
+from piebald.testing.components import hardest_network as fitting
+from piebald.testing.components import mixing_network as network  # noqa: F401 - of the tests here
+from piebald.testing.components import plain_network as plain_network
+from piebald.testing.components import uneven_clients as federation
 
 STORE = 80 << 20  # bytes of each Ray node's object store
 # Whatever could be measured and so differ from run to run is named.

@@ -13,7 +13,7 @@ from piebald.data.clients.sites import SiteClients
 from piebald.data.clients.sources import clients_of
 from piebald.data.measures.heterogeneity import embedding
 from piebald.data.partition import LazyClients, Lists, PooledClients
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 from piebald.engines.row_loader import RowLoader
 from piebald.runs.adaptation.held_out import hold_out
 

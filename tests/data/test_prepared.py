@@ -13,7 +13,7 @@ from piebald import data
 from piebald.core.errors import SettingError
 from piebald.data.partition import ByOwner, Vertical
 from piebald.data.sets.cifar10 import pixels
-from piebald.data.sets.decoded import decode
+from piebald.data.sets.dataset import decode
 
 prepared = pytest.mark.skipif(
     "PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set: set it to the folder of prepared data sets"

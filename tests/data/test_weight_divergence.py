@@ -12,9 +12,8 @@ from torch import nn
 import piebald
 from piebald import data
 from piebald.core.errors import SettingError
-from piebald.data.measures.heterogeneity import weight_divergence
+from piebald.data.measures.heterogeneity import diverge, weight_divergence
 from piebald.data.measures.pictures import flat
-from piebald.data.measures.weight_divergence import diverge
 from piebald.data.partition import Dirichlet, Disjoint, FastSlow, Iid, LazyClients, clients_from, collect, measure
 from piebald.report.tables import History
 from piebald.runtimes import Simulator

@@ -17,7 +17,7 @@ from piebald.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesReco
 from piebald.engines.sgd_step import SgdRun
 from piebald.methods.recipe import Recipe
 from piebald.runs.finished_run import Run
-from piebald.testing.federation import mixing_network, narrowable_network, plain_network
+from piebald.testing.components import mixing_network, narrowable_network, plain_network
 from tests.contract.conftest import DISTINCT, TABLE, VARIANTS, method, vector
 from tests.devices.recorded_on_cpu import StandIn
 from tests.devices.streams import Streams

@@ -17,7 +17,7 @@ from piebald.core.machine import device_named
 from piebald.data.partition import Lists, PooledClients
 from piebald.methods.recipe import Recipe
 from piebald.runs.finished_run import Run
-from piebald.testing.federation import mixing_network, narrowable_network
+from piebald.testing.components import mixing_network, narrowable_network
 from tests.contract.conftest import HERE, federation, fitting, plain_network, vector
 from tests.devices.pretended import DEVICE as PRETENDED
 from tests.devices.pretended import pretended

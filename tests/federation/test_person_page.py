@@ -19,8 +19,7 @@ from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.operate import remote
 from piebald.federation.operate.experiment_queue import ExperimentQueue
-from piebald.federation.operate.page_server import TOKEN, PageAddress, web_server
-from piebald.federation.operate.person_page import person_app, serve_person
+from piebald.federation.operate.page_server import TOKEN, PageAddress, person_app, serve_person, web_server
 from piebald.federation.operate.remote import MOST_SETTINGS, Desk
 from piebald.storage.store import RunStore
 
@@ -169,7 +168,7 @@ def test_a_form_takes_the_longest_experiment_however_it_travels(
 ) -> None:
     taken = list[bytes]()
     monkeypatch.setattr(
-        "piebald.federation.operate.person_page.called",
+        "piebald.federation.operate.page_server.called",
         lambda person, what, body=b"", **_: taken.append(body) or b'{"number": 1, "experiments": [], "runs": {}}',
     )
     for text in ("\n" * MOST_SETTINGS, "\u00e9" * (MOST_SETTINGS // 2), "\U0001f600" * (MOST_SETTINGS // 4)):
@@ -232,7 +231,7 @@ def test_a_fetch_that_breaks_off_is_told_on_the_page_and_leaves_no_traceback(
         yield b"the beginning"
         raise SettingError("what was asked for has changed meanwhile: ask again")
 
-    monkeypatch.setattr("piebald.federation.operate.person_page.pieces", broken)
+    monkeypatch.setattr("piebald.federation.operate.page_server.pieces", broken)
     page = pages["ann"]
     with pytest.raises(http.client.IncompleteRead):
         page.answer("POST", "/fetch", urlencode({"key": page.key(), "number": 1}))

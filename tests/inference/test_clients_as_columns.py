@@ -20,7 +20,7 @@ from piebald.data.preparation.preparation import Preparation
 from piebald.inference.columns import ClientColumns
 from piebald.inference.linear_models import Family, GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.models.computed import CLIENT
+from piebald.inference.models.formula import CLIENT
 from piebald.inference.models.rows import ModelPlan, model_rows
 from piebald.inference.models.sums import check_sums
 from piebald.inference.survival import SurvivalOptions, fit_survival

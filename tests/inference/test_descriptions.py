@@ -24,7 +24,7 @@ import piebald
 from piebald.cli import main
 from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.inference.descriptions import CorrelationOptions, GroupOptions, fit_correlations, fit_group_means
-from piebald.inference.models.computed import Computed, Spline
+from piebald.inference.models.formula import Computed, Spline
 from piebald.inference.models.rows import ModelPlan, model_rows
 from piebald.inference.models.sums import check_sums
 from piebald.inference.queries.columns import table_columns

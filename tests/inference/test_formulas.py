@@ -26,8 +26,7 @@ from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.inference.linear_models import GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.models.computed import Spline
-from piebald.inference.models.formula import Formula, with_formula
+from piebald.inference.models.formula import Formula, Spline, with_formula
 from piebald.inference.survival import CoxOptions, fit_cox
 
 from .test_models_at_sites import PLANS, pooled, sites

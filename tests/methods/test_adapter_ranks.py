@@ -19,7 +19,7 @@ from piebald.core.parameters import Layout
 from piebald.methods.aggregation import ProductAverage
 from piebald.methods.aggregation.product_average import truncated
 from piebald.methods.training.adapter_ranks import with_rank
-from piebald.testing.federation import adapted_network, plain_network, uneven_clients
+from piebald.testing.components import adapted_network, plain_network, uneven_clients
 
 ROWS = (3, 5, 2)  # training rows of three clients
 HERE = piebald.Simulator(engine="sequential", workers=0)

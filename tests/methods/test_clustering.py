@@ -21,7 +21,7 @@ from piebald.methods.aggregation.linear import EqualWeighted
 from piebald.methods.clustering import Cfl, Distfl, Ifca
 from piebald.methods.clustering.normal_cluster import ballot
 from piebald.models import build_model
-from piebald.testing.federation import uneven_clients
+from piebald.testing.components import uneven_clients
 from tests.fakes import classified, seeded, simulate
 
 TRUTH = np.repeat([0, 1, 2], [4, 4, 4])

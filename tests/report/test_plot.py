@@ -14,8 +14,7 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from piebald.core.errors import SettingError
-from piebald.report import chart, figures
-from piebald.report.chart import Cells, Chart, ChartAxis, Line
+from piebald.report.chart import LIGHT, Cells, Chart, ChartAxis, Line, draw, paint
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, client_section
 from piebald.report.page.charts import plotly_chart
@@ -61,7 +60,7 @@ def test_a_comparison_has_the_pages_numbers_and_colours(metric: str | None, over
         values = [2.0, 1.0] if metric == "loss" else [scale * 0.2, scale * 0.5]
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [value + 0.01 * (np.mean(seeds) - 0.5) for value in values])
-        assert to_hex(line.get_color()) == chart.LIGHT[place]
+        assert to_hex(line.get_color()) == LIGHT[place]
     assert len(ax.collections) == 1, "only one label has several seeds, and so a band"
     assert ax.get_ylabel() == f"Mean {metric or 'accuracy'} over clients"
     ax.figure.savefig(io.BytesIO())  # a dollar sign in a label is no formula
@@ -118,7 +117,7 @@ def test_names_in_figures_are_no_formulas_and_may_have_letters_that_the_font_lac
     made = runs_of_sites(("$\\frac$", "\N{HOSPITAL} $x_{$"), ("$\\foo$", "\N{HOSPITAL}"))
     page: list[Chart] = []
     render(Comparison(made), drawn=page)
-    drawn = figures.draw(page, tmp_path)
+    drawn = draw(page, tmp_path)
     assert {"accuracy_over_rounds.png", "clients.png", "partition.png"} <= {path.name for path in drawn}
 
 
@@ -129,9 +128,9 @@ def test_names_in_figures_are_not_escaped_as_those_of_the_page() -> None:
     few, rows = client_section.dots(made), charts.partition(made.runs[0])
     assert few is not None
     assert rows is not None
-    figures.paint(dots, few)
+    paint(dots, few)
     assert {"A & B", "C"} <= {label.get_text() for label in dots.get_yticklabels()}
-    figures.paint(cells, rows)
+    paint(cells, rows)
     assert [label.get_text() for label in cells.get_yticklabels()] == ["<5", "more"]
 
 
@@ -140,7 +139,7 @@ def test_an_axis_of_rounds_has_whole_rounds(last: int) -> None:
     line = Line(name="a", colour="series-0", x=range(last + 1), y=range(last + 1))
     chart = Chart(id="plot", title="", caption="", marks=[line], x=ChartAxis(title="Rounds", whole=True))
     ax = pyplot.subplots()[1]
-    figures.paint(ax, chart)
+    paint(ax, chart)
     assert all(tick == round(tick) for tick in ax.get_xticks())
     # plotly has at most ten ticks, so it writes fractions of few rounds alone
     assert (plotly_chart(chart)["layout"]["xaxis"].get("dtick") == 1) == (last <= 10)

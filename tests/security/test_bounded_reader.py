@@ -42,7 +42,7 @@ from piebald.core.errors import PiebaldError, RunFolderError, SettingError
 from piebald.data import embeddings
 from piebald.data.clients.client_tables import read_table
 from piebald.data.sets import folders
-from piebald.data.sets.decoded import decode
+from piebald.data.sets.dataset import decode
 from piebald.data.sets.formats import read_idx, read_members, read_zip
 from piebald.federation.credentials import provisioning
 from piebald.federation.operate.experiment_queue import ExperimentQueue

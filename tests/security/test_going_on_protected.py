@@ -20,7 +20,7 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_rows import SiteClient
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.recipe import Recipe
-from piebald.testing.federation import plain_network, uneven_clients
+from piebald.testing.components import plain_network, uneven_clients
 
 from ..federation.conftest import provisioned
 from ..federation.test_policy import prepared

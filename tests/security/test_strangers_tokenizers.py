@@ -15,7 +15,7 @@ import pytest
 
 from piebald.cli import main
 from piebald.core.errors import SettingError
-from piebald.data.preparation import run_tokenizer, tokenizer_process
+from piebald.data.preparation import run_tokenizer, tokens
 from piebald.data.preparation.agreement import fitted
 from piebald.data.preparation.tokens import token_ids
 from tests.data.test_tokens import NOTES, WORDS, notes, write_tokenizer
@@ -105,7 +105,7 @@ def hostile(folder: Path, name: str) -> Path:
 def test_a_tokenizer_of_a_stranger_ends_in_token_ids_or_in_one_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_process, "_SECONDS", 20.0)
+    monkeypatch.setattr(tokens, "_SECONDS", 20.0)
     table = pandas.DataFrame({"note": TEXTS * 3})
     told = ""
     try:
@@ -134,7 +134,7 @@ def test_a_run_ends_with_exit_code_2(name: str, tmp_path: Path, capsys: pytest.C
 def test_after_a_text_that_it_fails_on_a_tokenizer_goes_on(tmp_path: Path) -> None:
     content = json.loads(write_tokenizer(tmp_path / "t.json").read_text())
     content["pre_tokenizer"] = {**SPLIT, "pattern": {"Regex": "(a|aa)+$"}}
-    process = tokenizer_process.TokenizerProcess(json.dumps(content).encode(), "mine", 4)
+    process = tokens.TokenizerProcess(json.dumps(content).encode(), "mine", 4)
     before = process.ids(["the"])
     with pytest.raises(SettingError, match="the tokenizer 'mine' fails on a text"):
         process.ids(["a" * 40_000 + "b"])
@@ -148,9 +148,9 @@ def test_after_a_text_that_it_fails_on_a_tokenizer_goes_on(tmp_path: Path) -> No
 
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write_tokenizer(tmp_path / "t.json").read_bytes()
-    process = tokenizer_process.TokenizerProcess(content, "mine", 4)
-    monkeypatch.setattr(tokenizer_process, "_SECONDS", 0.0)
-    monkeypatch.setattr(tokenizer_process, "_BYTES", 1e12)
+    process = tokens.TokenizerProcess(content, "mine", 4)
+    monkeypatch.setattr(tokens, "_SECONDS", 0.0)
+    monkeypatch.setattr(tokens, "_BYTES", 1e12)
     with pytest.raises(SettingError, match="cannot be used: it ends the process that runs it"):
         process.ids(list(NOTES[:2]) * 30_000)  # type: ignore[arg-type]
 

@@ -36,7 +36,7 @@ from piebald.methods.training import Scaffold, Sgd
 from piebald.methods.transforms.base import Transform
 from piebald.server import ResultChecks, records
 from piebald.server.cluster_models import _rebase
-from piebald.testing.federation import plain_network, uneven_clients
+from piebald.testing.components import plain_network, uneven_clients
 from tests.fakes import (
     SGD,
     ByParity,

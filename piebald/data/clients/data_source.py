@@ -50,8 +50,7 @@ from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.split import SplitSettings
 from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.preparation import PrepareSettings
-from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import DataSet, Decoded, Owners
 from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
 from piebald.data.sets.named import named
 from piebald.settings import plugins

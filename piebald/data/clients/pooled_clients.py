@@ -30,7 +30,7 @@ from piebald.data.partition.leakage import SPLITS, check_split, three_ways
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.preparation.written_forms import MOST_COMPARED, warn_of_unlike_classes
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 
 
 @checked_class

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from piebald.data.measures.heterogeneity import collect as collect
     from piebald.data.measures.heterogeneity import measure as measure
     from piebald.data.measures.heterogeneity import survey as survey
-    from piebald.data.partition.backdoor import Backdoor as Backdoor
+    from piebald.data.partition.by_class import Dirichlet as Dirichlet
+    from piebald.data.partition.by_class import Disjoint as Disjoint
+    from piebald.data.partition.by_class import Shards as Shards
     from piebald.data.partition.by_embedding import ByEmbedding as ByEmbedding
     from piebald.data.partition.by_owner import ByOwner as ByOwner
+    from piebald.data.partition.data_change import Backdoor as Backdoor
     from piebald.data.partition.data_change import Blur as Blur
     from piebald.data.partition.data_change import Contrast as Contrast
     from piebald.data.partition.data_change import DataChange as DataChange
@@ -40,18 +43,15 @@ if TYPE_CHECKING:
     from piebald.data.partition.devices import Homogeneous as Homogeneous
     from piebald.data.partition.devices import LogNormal as LogNormal
     from piebald.data.partition.devices import Trace as Trace
-    from piebald.data.partition.dirichlet import Dirichlet as Dirichlet
-    from piebald.data.partition.disjoint import Disjoint as Disjoint
-    from piebald.data.partition.iid import Iid as Iid
     from piebald.data.partition.non_iid import NonIid as NonIid
     from piebald.data.partition.partition import Explicit as Explicit
+    from piebald.data.partition.partition import Iid as Iid
     from piebald.data.partition.partition import Partition as Partition
     from piebald.data.partition.partition import PowerLaw as PowerLaw
     from piebald.data.partition.partition import Quantity as Quantity
     from piebald.data.partition.partition import Sizes as Sizes
     from piebald.data.partition.partition import Skewed as Skewed
     from piebald.data.partition.partition import Uniform as Uniform
-    from piebald.data.partition.shards import Shards as Shards
     from piebald.data.partition.vertical_split import Parties as Parties
     from piebald.data.partition.vertical_split import PartyRows as PartyRows
     from piebald.data.partition.vertical_split import Vertical as Vertical

@@ -1,7 +1,8 @@
 """Changes of some clients' rows after the partition: the setting `changes`.
 
 Labels are flipped, or inputs shifted by noise, contrast, blur or sensor gain that differ for each client.  Images
-[channels, height, width] are in [0, 1] and stay there; of other inputs the last axis is time.
+[channels, height, width] are in [0, 1] and stay there; of other inputs the last axis is time.  A backdoor is a trigger
+on the input that stands for one class.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from piebald.data.clients.convert import floats
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.leakage import SPLITS
 from piebald.data.partition.split import Ints
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import Decoded
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -289,3 +290,41 @@ class Blur(DataChange):
         reach = max(int(3 * self.sigma + 0.5), 1)  # 99.7 % of the Gaussian's weight
         axes = (-1, -2) if x.dim() > 3 else (-1,)
         return torch.from_numpy(gaussian_filter(x.numpy(), self.sigma, mode="nearest", radius=reach, axes=axes))
+
+
+class Backdoor(DataChange):
+    """A trigger on some training rows, which get the target class as label (Gu et al. 2017, BadNets): data poisoning.
+
+    The trigger is a square in the last corner of images, or the last samples of signals and rows, set to `value`.  A
+    model with the backdoor predicts the target class for any marked input and is right on clean ones.
+
+    Attributes:
+        target: the class that the model shall predict for marked inputs.
+        fraction: share of a client's rows that are marked, in [0, 1].
+        size: side of the square in pixels, or number of samples.
+        value: what marked numbers are set to; 1 is white in images.
+    """
+
+    of_both: ClassVar[bool] = True
+
+    target: int = Field(ge=0)
+    fraction: float = Field(default=0.5, ge=0, le=1)
+    size: int = Field(default=3, ge=1)
+    value: float = 1.0
+
+    def mark(self, x: Tensor) -> Tensor:
+        """A copy of inputs [n, ...] with the trigger on each of them."""
+        marked = x.clone()
+        # `...` keeps n and channels whole: two slices follow for images [n, c, h, w], one for signals and rows
+        marked[(..., slice(-self.size, None), slice(-self.size, None))[: 3 if x.dim() > 3 else 2]] = self.value
+        return marked
+
+    def rows(self, x: Tensor, y: Ints, classes: int, client: int) -> tuple[Tensor, Ints]:
+        """New inputs and labels for a client's rows."""
+        check_classes(self, [self.target], classes)
+        # one draw for each row: with a larger fraction the same rows are marked, and others as well
+        marked_rows = np.flatnonzero(self.generator("rows", client).random(len(y)) < self.fraction)
+        inputs, labels = x.clone(), y.copy()
+        inputs[marked_rows] = self.mark(x[marked_rows])
+        labels[marked_rows] = self.target
+        return inputs, labels

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.core.arguments import checked
-from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.decoded import decode
+from piebald.data.sets.dataset import DataSet, decode
 from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_cifar, read_members
 

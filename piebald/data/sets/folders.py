@@ -16,8 +16,7 @@ from piebald.core.arguments import Count, PathLike, Positive, checked
 from piebald.core.errors import SettingError
 from piebald.core.files import opened
 from piebald.core.reading import FORMATS, picture
-from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import DataSet, Decoded, Owners
 
 _BILINEAR = 2  # `PIL.Image.Resampling.BILINEAR`, without an import of Pillow
 IMAGES = tuple(FORMATS)

@@ -9,8 +9,7 @@ import torch
 
 from piebald.core.arguments import checked
 from piebald.core.errors import unknown
-from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.decoded import decode, lazily
+from piebald.data.sets.dataset import DataSet, Owners, decode, lazily
 from piebald.data.sets.download import read_npz
 
 FORMS = ("images", "squeezenet", "surf")

@@ -14,8 +14,7 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.core.files import read_text
-from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.dataset import DataSet, Decoded, Owners
 from piebald.data.sets.download import VARIABLE, cache, official
 from piebald.data.sets.folders import recording
 

@@ -19,7 +19,7 @@ from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.plain_text import printable
 from piebald.core.references import NOBODY, Resolver
 from piebald.experiments.file import ExperimentSettings
-from piebald.experiments.run_models import GivenModels
+from piebald.experiments.recipes import GivenModels
 from piebald.federation.link.wire_format import MINOR, PROTOCOL, SAME_PROTOCOL, Needs, release
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer

@@ -22,8 +22,7 @@ from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.column_models import NumericColumn
 from piebald.data.preparation.columns import are_classes, in_order
 from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, client_names, columns_of
-from piebald.inference.models.computed import CLIENT, Column, Computed, Term, terms_of_column
-from piebald.inference.models.formula import Formula
+from piebald.inference.models.formula import CLIENT, Column, Computed, Formula, Term, terms_of_column
 from piebald.inference.models.rows import MOST_COLUMNS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.queries.columns import (
     MaskedModelSumsQuery,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.columns import ClientColumns
-from piebald.inference.models.computed import CLIENT, Column, Computed, Name, Term, terms_of_column
+from piebald.inference.models.formula import CLIENT, Column, Computed, Name, Term, terms_of_column
 
 
 class Scale(NamedTuple):

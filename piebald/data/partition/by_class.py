@@ -1,4 +1,4 @@
-"""Label skew: classes divided between clients by draws from Dirichlet distributions."""
+"""Partitions whose clients differ in their classes: shares of a Dirichlet distribution, shards, disjoint classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
-from piebald.data.partition.partition import NOBODY, Partition, Sizes
+from piebald.data.partition.partition import NOBODY, Partition, Sizes, spread
 from piebald.data.partition.split import Ints
 
 if TYPE_CHECKING:
@@ -190,3 +190,96 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator
         remaining[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
         unfilled = np.delete(unfilled, served)
     return drawn
+
+
+class Shards(Partition):
+    """Rows sorted by class, cut into clients x shards_each equal pieces (within one row), which are dealt at random.
+
+    The pathological partition of McMahan et al. 2017, section 3: with two shards most clients see two classes.  Inside
+    a class rows come in random order.
+
+    Attributes:
+        clients: number of clients.
+        shards_each: number of shards of each client.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Shards(clients=10).split(pb.data.digits())
+        >>> max(sum(rows > 0 for rows in clients.counts(client, "train")) for client in range(10)) <= 4
+        True
+    """
+
+    clients: int = Field(ge=1)
+    shards_each: int = Field(default=2, ge=1)
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        label, _ = self.class_labels(data, rows)
+        pieces = self.clients * self.shards_each
+        if pieces > len(rows):
+            advice = "" if self.limit is None else ", or raise limit"
+            raise self.refuse(
+                f"{self.clients} clients of {self.shards_each} shards need more than the {len(rows)} rows: "
+                f"lower clients or shards_each{advice}"
+            )
+        rng = self.generator("deal")
+        shuffled = rng.permutation(len(rows))
+        # the stable sort keeps the random order inside a class
+        order = shuffled[np.argsort(label[shuffled], kind="stable")]
+        holder = rng.permutation(pieces) // self.shards_each
+        client = np.empty(len(rows), dtype=np.int64)
+        # exact in whole numbers: pieces differ by one row at most, and none is empty, since pieces <= n
+        client[order] = holder[np.arange(len(rows)) * pieces // len(rows)]
+        return client, Numbered(self.clients)
+
+
+class Disjoint(Partition):
+    """Each group of `shared_by` neighbouring clients holds `classes_each` classes that no other group has.
+
+    With `shared_by` above 1 these are the types of DistFL: clients of a type hold the same classes, and types have none
+    in common.
+
+    The classes of each group are drawn at random; a class's rows are dealt evenly inside its group.  Classes that are
+    left over (if groups x classes_each is less than the number of classes) have no holder and are not in `common`.
+
+    Attributes:
+        clients: number of clients, a multiple of `shared_by`.
+        classes_each: number of classes of each client.
+        shared_by: number of clients that hold the same classes.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Disjoint(clients=5, classes_each=2).split(pb.data.digits())
+        >>> holders = [sum(clients.counts(client, "train")[digit] > 0 for client in range(5)) for digit in range(10)]
+        >>> max(holders)
+        1
+    """
+
+    clients: int = Field(ge=1)
+    classes_each: int = Field(ge=1)
+    shared_by: int = Field(default=1, ge=1)
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n] (`NOBODY` for classes left over), and names."""
+        label, classes = self.class_labels(data, rows)
+        groups, extra = divmod(self.clients, self.shared_by)
+        if extra:
+            raise self.refuse(
+                f"clients must be a multiple of shared_by = {self.shared_by}, got {self.clients}: "
+                f"use {self.clients + self.shared_by - extra} clients"
+            )
+        if groups * self.classes_each > classes:
+            raise self.refuse(
+                f"{groups} groups of {self.classes_each} classes need {groups * self.classes_each} classes "
+                f"but {data.name} has {classes}: lower clients or classes_each, or raise shared_by"
+            )
+        rng = self.generator("deal")
+        # the number after the last group stands for none
+        group = np.full(classes, groups)
+        group[rng.permutation(classes)[: groups * self.classes_each]] = (
+            np.arange(groups * self.classes_each) // self.classes_each
+        )
+        members = np.arange(self.clients).reshape(groups, self.shared_by)
+        nobody = np.zeros(0, dtype=np.int64)
+        holders = [members[number] if number < groups else nobody for number in group]
+        return spread(label, holders, rng), Numbered(self.clients)
