@@ -103,3 +103,9 @@ def verdict_of(tables: Mapping[str, Scores]) -> ScoreVerdict | None:
     rivals = {name: table for name, table in tables.items() if name not in (CONSTANT, JOINED)}
     alone = OWN if OWN in rivals else None
     return ScoreVerdict.of(rivals, METRIC, True, alone, naive) if rivals else None
+
+
+def says_of(tables: Mapping[str, Scores]) -> str:
+    """Return `verdict_of` in words, "" for none."""
+    verdict = verdict_of(tables)
+    return "" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}"

@@ -334,8 +334,7 @@ def load_one(
         features=preparation.features,
         test=x[tested] if len(tested) or joint or role == "source" else x,
         test_y=torch.from_numpy(labels[tested]) if len(tested) and labels is not None and known else nothing,
-        # in the order of keys and not of rows, so that both parties' tables may be sorted in any way
-        keys=hashlib.blake2b("\n".join(keys[place]).encode(), digest_size=16).hexdigest(),
+        keys=digest_of_keys(keys[place]),
         records=records_in(Path(file.path), role, file.cleaning, _read(file, public)),
         place=Path(file.rows or file.path).resolve().parent,
         preparation=preparation,
@@ -424,6 +423,11 @@ def keys_in(frame: DataFrame, column: str, where: str) -> tuple[Texts, Ints]:
             f"key {str(twice[0])!r} is in two rows of {where}: each co-occurring row needs a key of its own"
         )
     return keys, index
+
+
+def digest_of_keys(keys: Texts) -> str:
+    """Return a digest of keys in their own order, not that of rows: both parties' tables may be sorted in any way."""
+    return hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
 
 
 def _labels(frame: DataFrame, file: PartyFile, role: Role, public: bool) -> NDArray[np.float64]:

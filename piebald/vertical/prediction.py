@@ -6,16 +6,15 @@ source sends its share of each row's score, in the order of keys, and learns how
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError
@@ -28,7 +27,7 @@ from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting
 from piebald.vertical.kernels import Floats
 from piebald.vertical.loss_terms import MOST_SCORE
-from piebald.vertical.party_data import Ints, PartyPreparation, Texts, keys_in, read_cells, records_in
+from piebald.vertical.party_data import Ints, PartyPreparation, Texts, digest_of_keys, keys_in, read_cells, records_in
 from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_store import PartyStore, opened, read_settings, weights_in
@@ -39,6 +38,7 @@ from piebald.vertical.transfer_settings import TransferSettings
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Network = TypeVar("Network", bound=nn.Module)
 SHARES = f"{TRANSFER}_shares"  # kind of entry in the ledger of the source's rows: shares of scores were told
 
 
@@ -67,14 +67,11 @@ class TransferPredictor:
             RunFolderError: the folder holds no target that has finished, or is damaged.
         """
         settings = read_settings(folder)
-        told, tensors = _kept(folder, "target", settings.steps)
+        shape = settings.network
         with _whole(folder):
-            preparation = PartyPreparation.model_validate(told["preparation"])
-            shape = settings.network
-            with torch.device("meta"):  # without memory: the settings may name another size than the weights have
-                network = PartyNetwork(len(preparation.features), shape.hidden, shape.aligned, None)
-            network.load_state_dict(weights_in(tensors), assign=True)
-            network.double()
+            told, preparation, network = _trained(
+                folder, "target", settings, lambda features: PartyNetwork(features, shape.hidden, shape.aligned, None)
+            )
             translator = torch.tensor(told["translator"], dtype=torch.float64)
             if translator.shape != (shape.aligned[-1],) or not translator.isfinite().all():
                 raise ValueError(f"the translator must be {shape.aligned[-1]} numbers")
@@ -152,12 +149,10 @@ class _Shares:
 
     @classmethod
     def of(cls, folder: Path, settings: TransferSettings, role: Role, rows: Any, tell: Tell) -> Self:
-        told, tensors = _kept(folder, role, settings.steps)
         with _whole(folder):
-            preparation = PartyPreparation.model_validate(told["preparation"])
-            network = LinearScore(len(preparation.features), bias=role == "source")
-            network.load_state_dict(weights_in(tensors), assign=True)
-            network.double()
+            _, preparation, network = _trained(
+                folder, role, settings, lambda features: LinearScore(features, bias=role == "source")
+            )
         frame = _table(preparation, rows, tell)
         if preparation.key:
             keys, place = keys_in(frame, preparation.key, "the rows")
@@ -173,7 +168,7 @@ class _Shares:
     @property
     def digest(self) -> str:
         """Digest of the keys, the same at both parties."""
-        return hashlib.blake2b("\n".join(self.keys[self.place]).encode(), digest_size=16).hexdigest()
+        return digest_of_keys(self.keys[self.place])
 
     def in_order(self) -> Floats:
         """The shares in the order of keys."""
@@ -211,8 +206,15 @@ def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) ->
     return own.scored(shares)
 
 
-def _kept(folder: Path, role: Role, steps: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """Return what a party that has finished keeps to predict with, and its last checkpoint."""
+def _trained(
+    folder: Path, role: Role, settings: TransferSettings, made: Callable[[int], Network]
+) -> tuple[dict[str, Any], PartyPreparation, Network]:
+    """Return what a party that has finished keeps to predict with, how it prepares columns, and its network.
+
+    Args:
+        folder, role, settings: of the run.
+        made: makes the network of so many features, whose weights are then the trained ones.
+    """
     store = opened(folder, (role,)).get(role)
     if store is None or "preparation" not in store.meta:
         raise RunFolderError(
@@ -220,7 +222,12 @@ def _kept(folder: Path, role: Role, steps: int) -> tuple[dict[str, Any], Mapping
             f"interrupted run with piebald resume {folder}"
         )
     with store:
-        return store.meta, store.server_checkpoint(steps).tensors
+        told, tensors = store.meta, store.server_checkpoint(settings.steps).tensors
+    preparation = PartyPreparation.model_validate(told["preparation"])
+    with torch.device("meta"):  # without memory: the settings may name another size than the weights have
+        network = made(len(preparation.features))
+    network.load_state_dict(weights_in(tensors), assign=True)
+    return told, preparation, network.double()
 
 
 @contextmanager

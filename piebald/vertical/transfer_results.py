@@ -20,7 +20,7 @@ from piebald.report.page import markup
 from piebald.report.page.markup import document
 from piebald.report.paired import Scores
 from piebald.storage.schema import explained
-from piebald.vertical.baselines import JOINED, METRIC, TRANSFER, tables_of, verdict_of
+from piebald.vertical.baselines import JOINED, METRIC, TRANSFER, says_of, tables_of
 from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import PartyStore, opened, read_settings, read_steps
@@ -199,7 +199,6 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
         statements = [settings.method.statement(one, count) for one, count in sorted(releases.items())]
         scored = {row["metric"]: row["value"] for row in stores[role].rows("score")}
         judged = stores[role].rows("row_score")
-        verdict = verdict_of(tables_of({settings.seed: judged}))
         finished = TransferResult(
             score=TransferScore(**scored) if scored else None,
             first=watched[0]["losses"] if watched else {},
@@ -209,7 +208,7 @@ def result_of(settings: TransferSettings, stores: Mapping[Role, PartyStore], fol
             bytes_to_target=mean[to_target],
             bytes_to_source=mean[to_source],
             baselines={row["model"]: row["value"] for row in judged if row["model"] != TRANSFER},
-            verdict="" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}",
+            verdict=says_of(tables_of({settings.seed: judged})),
             statement="; ".join(dict.fromkeys(statements)),
             secrecy=secrecy(settings, "secret" not in told, told.get("partner") if len(stores) == 1 else None),
             folder=folder,

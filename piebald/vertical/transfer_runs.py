@@ -9,10 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
+from threadpoolctl import threadpool_limits
 
 from piebald.core.arguments import PathLike, Seeds, checked
 from piebald.core.errors import RunFolderError, SettingError, unknown
+from piebald.core.machine import one_thread
 from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
@@ -125,9 +126,7 @@ def compare(
         finished, judged[seed] = _trained(_simulated(of_seed), None, run_folder, watch, tell)
         results.append(finished)
     tables = baselines.tables_of(judged)
-    verdict = baselines.verdict_of(tables)
-    said = "" if verdict is None else f"{verdict.sentence()}. {verdict.meaning()}"
-    return TransferComparison(results, tables, said, folder)
+    return TransferComparison(results, tables, baselines.says_of(tables), folder)
 
 
 @checked
@@ -200,7 +199,8 @@ def run_party(
             if raw is not None:
                 raw.end()
             spend = _spending(credentials, data, channel.partner)
-        with one_thread():
+        # sums in the same order on any number of cores: a run is the same in one process and in two
+        with one_thread(), threadpool_limits(1):
             party = train_party(role, settings, data, channel, store, secret, watch, spend)
         if role == "target":
             _compare(party, {role: data}, store)
@@ -312,23 +312,6 @@ def _counting_aborts(party: Party) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute sums in the same order on any number of cores, so that a run is the same in one process and in two.
-
-    Each party also gets a core of its own.
-    """
-    from threadpoolctl import threadpool_limits
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _finish(party: Party, store: PartyStore) -> None:
     """Record what remains of a finished run: all that a party predicts with, and at the target scores of its rows."""
     joint = party.settings.method.joint
@@ -392,7 +375,7 @@ def _two_threads(
     thread = threading.Thread(target=train_source, name="transfer source", daemon=True)
     thread.start()
     try:
-        with one_thread():
+        with one_thread(), threadpool_limits(1):  # as in two processes, and each party has a core of its own
             target = train_party("target", settings, data["target"], ends["target"], stores["target"], watch=watch)
     except PartyEnded as ended:
         thread.join()
