@@ -34,6 +34,7 @@ from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
 from piebald.contracts import Clients, Split
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.objective import Objective
+from piebald.core.private_files import write_private
 from piebald.engines.scoring import value_of
 from piebald.methods.recipe import Recipe
 from piebald.models.prediction import AnswerKind, mean_outputs
@@ -43,6 +44,7 @@ from piebald.runs.averaged import StoredMember, write_members
 from piebald.runs.compare import folder_name
 from piebald.runs.plain_models import PlainModel, PlainModels
 from piebald.runs.run import opened
+from piebald.settings.toml_document import dumps
 from piebald.storage.store import RunStore
 
 Floats = NDArray[np.float64]
@@ -111,6 +113,8 @@ class Ensemble:
     def save(self, folder: Path, settings_of: Callable[[Recipe], Mapping[str, Any] | None]) -> None:
         """Write the members into a folder, of which `piebald predict` and `piebald export` take the mean.
 
+        Beside each run lies its experiment file, so that the members can be trained once more elsewhere, and be joined.
+
         Args:
             folder: replaced if it is there.
             settings_of: the experiment file of a recipe as plain values, from which a run is opened; None if there is
@@ -126,7 +130,10 @@ class Ensemble:
                 plain[number] = member_models(member, self.clients)
                 continue
             stored.append(StoredMember(run=f"{number}-{folder_name(member.name)}"))
-            copy_run(member.folder, partial / stored[-1].run, settings_of(member.runner.recipe))
+            settings = settings_of(member.runner.recipe)
+            copy_run(member.folder, partial / stored[-1].run, settings)
+            if settings is not None and not member.on_all_rows:  # to train it again, as in a federation
+                write_private(partial / f"{stored[-1].run}.toml", dumps(settings), lasting=False)
         shares = {name: [float(x.shares[c]) for x in self.members] for c, name in enumerate(self.clients)}
         write_members(partial, stored, shares, plain)
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from piebald.cli import app
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import csv_text, printable
 from piebald.core.private_files import write_private
 
@@ -94,6 +94,31 @@ def predict(
 
 
 @app.command("plugins", "as_json", "quiet")
+def ensemble(
+    options: app.SharedOptions,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder, which piebald predict, serve and export take.")],
+    shares: Annotated[
+        str | None, typer.Option(help="How much each run counts, like 2,1,1; all the same by default.")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="An ensemble of piebald advise, whose shares runs of the same recipes take.")
+    ] = None,
+) -> None:
+    """Join finished runs of the same clients, as those of a federation, into an ensemble."""
+    from piebald.runs.averaged import join_runs
+
+    for folder in runs:
+        app.check_run(folder)
+    try:
+        counts = None if shares is None else [float(share) for share in shares.split(",")]
+    except ValueError:
+        raise SettingError(f"--shares must be numbers with commas, like 2,1,1, got {shown(shares)}") from None
+    path = join_runs(runs, out, shares=counts, like=like, plugins=options.plugins or ())
+    return app.print_result(options, {"folder": str(path)}, f"an ensemble of {len(runs)} runs: {path}")
+
+
+@app.command("plugins", "as_json", "quiet")
 def serve(
     options: app.SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that piebald predict takes.")],
@@ -160,7 +185,8 @@ def _answerer(
 
         mean = ensemble_predictor(folder, client, plugins=plugins)
         raw = mean.inputs
-        return Answerer(mean.predict, f"the ensemble of {client}", "", raw.preparation, raw.features)
+        whose = "the ensemble" if client is None else f"the ensemble of {client}"
+        return Answerer(mean.predict, whose, "", raw.preparation, raw.features)
     if kind == "transfer":
         if client is not None or cluster is not None or calibrate or threshold:
             raise SettingError(f"{folder} holds a transfer, with one model: give none of the options that choose one")

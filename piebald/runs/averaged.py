@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from piebald.core.arguments import PathLike, checked
+from piebald.core.arguments import PathLike, Positive, checked
 from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.files import json_value, read_bytes
 from piebald.core.private_files import make_private, write_private
@@ -29,6 +30,7 @@ from piebald.report.export import Exported, ExportFormat, export_model
 from piebald.report.page.wording import names
 from piebald.runs.plain_models import PlainModel
 from piebald.runs.run import read_opened
+from piebald.storage.store import RunStore
 
 FILE, _PLAIN = "ensemble.json", "plain.safetensors"
 
@@ -94,12 +96,92 @@ def write_members(
 
 
 @checked
+def join_runs(
+    runs: Sequence[PathLike],
+    out: PathLike,
+    *,
+    shares: Sequence[Positive] | None = None,
+    like: PathLike | None = None,
+    plugins: Sequence[str] = (),
+) -> Path:
+    """Join finished runs of the same clients into an ensemble, as those of a federation.
+
+    Args:
+        runs: their folders, which are copied.
+        out: a new folder, of which `piebald predict`, `serve` and `export` take the mean.
+        shares: how much each run counts, relative to the others; all the same by default.
+        like: an ensemble of `advise` in place of shares: each run counts for a client as what was trained by the same
+            recipe counts there.  Plain models are left out, which each client fits to its own rows.
+        plugins: modules of yours that runs may name, see `resume`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        SettingError: `out` exists, runs have other clients, columns or classes than the first one, or a recipe of
+            `like` is that of no run.
+        RunFolderError: a folder cannot be read.
+    """
+    places, target = [Path(run) for run in runs], Path(out)
+    if target.exists():
+        raise SettingError(f"{target} is there already: name a new folder")
+    if len(places) < 2 or (shares is not None and (like is not None or len(shares) != len(places))):
+        raise SettingError("an ensemble has two runs or more, and a share for each, or like in place of shares")
+    read = [read_opened(place, lambda run: (run.client_names, run.meta), plugins) for place in places]
+    clients, first = read[0]
+    for place, (names_in_run, meta) in zip(places, read, strict=True):
+        odd = [name for name in ("classes", "features", "target", "preparation") if meta.get(name) != first.get(name)]
+        if odd or names_in_run != clients:
+            what = " and ".join(odd) or "clients"
+            raise SettingError(f"{place} has other {what} than {places[0]}: runs of an ensemble read the same rows")
+    recipes = [meta["recipe"]["table"] for _, meta in read]
+    alike = [float(share) for share in shares or [1.0] * len(places)]
+    counts = {name: alike for name in clients} if like is None else _shares_like(Path(like), recipes, clients)
+    partial = target.with_name(f"{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    members = [StoredMember(run=f"{number}-{place.resolve().name}") for number, place in enumerate(places)]
+    for place, member in zip(places, members, strict=True):
+        shutil.copytree(place, partial / member.run)
+    write_members(partial, members, {name: [x / sum(row) for x in row] for name, row in counts.items()}, {})
+    partial.rename(target)
+    return target
+
+
+def _shares_like(folder: Path, recipes: Sequence[Any], clients: Sequence[str]) -> dict[str, list[float]]:
+    """How much runs of these recipes count for each client, as in an ensemble: in its mean for a client that it lacks.
+
+    Raises:
+        SettingError: a recipe of the ensemble is that of no run, or none of the ensemble is that of a run.
+    """
+    members, stored = _read(folder)
+    places = dict[int, int]()  # of the run that takes a member's place
+    for number, member in enumerate(members):
+        if member.plain is not None or not any(row[number] for row in stored.values()):
+            continue
+        with RunStore.open_read_only(folder / member.run) as store:
+            recipe = store.meta["recipe"]["table"]
+        if recipe not in recipes:
+            raise SettingError(f"no run has the recipe of {member.run} in {folder}: train it, or give shares")
+        places[number] = recipes.index(recipe)
+    if lacking := [number for number in range(len(recipes)) if number not in places.values()]:
+        raise SettingError(f"run {lacking[0] + 1} has a recipe that {folder} has not: leave it out, or give shares")
+    counts = {
+        name: [sum(row[number] for number, place in places.items() if place == run) for run in range(len(recipes))]
+        for name, row in stored.items()
+    }
+    mean = [sum(row[run] for row in counts.values()) / len(counts) for run in range(len(recipes))]
+    # a client for whom plain models alone count has the mean of the others as well
+    return {name: row if sum(row := counts.get(name, mean)) else mean for name in clients}
+
+
+@checked
 def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequence[str] = ()) -> Predictor:
     """Return the ensemble of a client as one model, with the way from raw rows to answers.
 
     Args:
         folder: of an ensemble, as `advise` keeps it.
-        client: whose models; an ensemble has none for all clients.
+        client: whose models; None for the global ones, where each run has one and counts alike for all clients.
         plugins: modules of yours that its runs may name, see `resume`.
 
     Raises:
@@ -108,19 +190,20 @@ def ensemble_predictor(folder: PathLike, client: str | None, *, plugins: Sequenc
     """
     path = Path(folder)
     members, shares = _read(path)
-    if client is None:
+    rows = list(shares.values())
+    if client is None and (any(row != rows[0] for row in rows) or any(x.plain is not None for x in members)):
         raise SettingError(f"an ensemble has a model for each client: name one of {names([*shares])}")
-    if client not in shares:
+    if client is not None and client not in shares:
         raise unknown("client", client, [*shares])
     predictors, modules, weights = list[Predictor](), list[nn.Module](), list[float]()
-    for member, share in zip(members, shares[client], strict=True):
+    for member, share in zip(members, rows[0] if client is None else shares[client], strict=True):
         # the first run says how rows become inputs, also where it does not count for this client
         if member.plain is None and (share or not predictors):
             predictor, module = _model_in_run(path / member.run, client, plugins)
             predictors.append(predictor)
             modules += [module] * bool(share)
         elif member.plain is not None and share:
-            modules.append(_plain_model(path, member.plain, list(shares).index(client)))
+            modules.append(_plain_model(path, member.plain, list(shares).index(str(client))))
         weights += [share] * bool(share)
     if not predictors or not modules:
         raise _unreadable(path)
@@ -169,8 +252,8 @@ def save_ensemble(
     return export_model(exported, Path(path), file_format)
 
 
-def _model_in_run(folder: Path, client: str, plugins: Sequence[str]) -> tuple[Predictor, nn.Module]:
-    """A client's model in a run, and its module, which reads inputs as plain models do."""
+def _model_in_run(folder: Path, client: str | None, plugins: Sequence[str]) -> tuple[Predictor, nn.Module]:
+    """A client's model in a run, or the global one, and its module, which reads inputs as plain models do."""
     predictor, constants = read_opened(folder, lambda run: (run.predictor(client), run.standardisation), plugins)
     module = predictor.module
     return predictor, module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation)

@@ -258,6 +258,31 @@ def test_its_folder_predicts_the_mean_of_its_members_by_their_shares(
 
 
 @pytest.mark.full
+def test_its_members_are_trained_anew_from_their_files_and_joined_as_they_count(
+    from_table: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, rows = from_table
+    stated, runs = json.loads((folder / "ensemble.json").read_text("utf-8")), list[Path]()
+    for file in sorted(folder.glob("*.toml")):
+        runs.append(tmp_path / file.stem)
+        # fewer rounds make other models, whose mean is taken all the same
+        assert main(["run", str(file), "--out", str(runs[-1]), "--set", "rounds=2", "--quiet"]) == 0
+    joined = tmp_path / "joined"
+    assert main(["ensemble", *map(str, runs[::-1]), "--like", str(folder), "--out", str(joined), "--quiet"]) == 0
+    counts = dict[str, float]()
+    client, *shares = stated["clients"][1]
+    for member, share in zip(stated["members"], shares, strict=True):
+        if "run" in member:  # one that was trained on all rows counts for the run of its recipe
+            name = re.sub("^[0-9]+-|-on-all-rows", "", member["run"])
+            counts[name] = counts.get(name, 0.0) + share
+    mean = np.zeros((12, 2))
+    for run in runs:
+        share = counts[re.sub("^[0-9]+-", "", run.name)]
+        mean += share * predicted(run, rows, client, tmp_path / "of-run.csv")
+    assert predicted(joined, rows, client, tmp_path / "joined.csv") == pytest.approx(mean / mean.sum(1)[0], abs=1e-5)
+
+
+@pytest.mark.full
 def test_an_ensemble_is_exported_to_onnx_with_the_same_answers(from_table: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -56,6 +56,36 @@ def finished(command, tmp_path: Path, kept: Path) -> str:
     return str(kept / "run")
 
 
+def test_finished_runs_are_joined_into_an_ensemble_by_their_shares(command, finished, kept, tmp_path: Path) -> None:
+    (kept / "fedavg.toml").write_text(FILE.format(recipe="fedavg"))
+    assert command("run", kept / "fedavg.toml", "--out", kept / "fedavg", "-q").code == 0
+    runs = [finished, str(kept / "fedavg")]
+    assert command("ensemble", *runs, "--shares", "3,1", "--out", "joined", "-q").code == 0
+
+    def answers(folder: str, *words: str) -> pd.DataFrame:
+        return pd.read_csv(io.StringIO(command("predict", folder, "new.csv", *words).out))
+
+    ditto, fedavg = (answers(run, "--client", "b") for run in runs)
+    assert not np.allclose(ditto, fedavg, atol=0.01)
+    np.testing.assert_allclose(answers("joined", "--client", "b"), 0.75 * ditto + 0.25 * fedavg, atol=1e-6)
+    everybody = 0.75 * answers(runs[0]) + 0.25 * answers(runs[1])
+    np.testing.assert_allclose(answers("joined"), everybody, atol=1e-6)
+    refused = {
+        "joined is there already": (*runs, "--out", "joined"),
+        "two runs or more": (runs[0], "--out", "x"),
+        "numbers with commas": (*runs, "--shares", "a,b", "--out", "x"),
+        "no ensemble": (*runs, "--like", runs[0], "--out", "x"),
+    }
+    for said, words in refused.items():
+        told = command("ensemble", *words)
+        assert (told.code, said in told.err) == (2, True), told.err
+    (kept / "other.toml").write_text(FILE.format(recipe="fedavg").replace('"age", ', ""))
+    assert command("run", kept / "other.toml", "--out", kept / "other", "-q").code == 0
+    told = command("ensemble", runs[0], kept / "other", "--out", "x")
+    assert "has other features" in told.err
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_path: Path) -> None:
     told = command("predict", finished, "new.csv", "--client", "b", "--out", "some/predictions.csv")
     assert (told.code, told.err) == (0, "")

@@ -50,6 +50,7 @@ COMMANDS = {
     "export": "export run --out model.safetensors",
     "resume": "resume run --rounds 2 --quiet",
     "predict": "predict run rows.csv --out predicted.csv",
+    "ensemble": "ensemble run run --out joined",
     "report": "report run --out report",
     "adapt": "adapt run --data rows.csv --quiet",
     "errors": "errors run",
