@@ -20,7 +20,7 @@ import typer
 from piebald.cli import app
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.plain_text import csv_text, printable
-from piebald.core.private_files import write_private
+from piebald.core.private_files import clear_parts, write_private
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -339,7 +339,6 @@ def federation_flags(file: Path | None, sets: Sequence[str] | None, **settings: 
 @contextmanager
 def locked(credentials: Path) -> Iterator[None]:
     """Lock credentials for this process, and end it on SIGTERM as on Ctrl-C."""
-    from piebald.core.private_files import clear_parts
     from piebald.storage.lock import RunLock
     from piebald.storage.schema import explained
 

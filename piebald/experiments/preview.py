@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from piebald.contracts import Clients
+from piebald.contracts import Clients, Fleet
 from piebald.contracts.component import build
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS
 from piebald.data.clients.data_source import DataSource
 from piebald.settings.plugins import read
 
 if TYPE_CHECKING:
-    from piebald.contracts import Fleet
     from piebald.data.measures.heterogeneity import Heterogeneity
     from piebald.data.partition import Partition
     from piebald.data.sets.dataset import DataSet
@@ -157,7 +156,6 @@ def _device(fleet: Fleet, client: int) -> dict[str, Any]:
 
 
 def _diverged(measured: Heterogeneity, clients: Clients, model: str, settings: dict[str, Any]) -> Heterogeneity:
-    from piebald.core.errors import unknown
     from piebald.data.measures.heterogeneity import diverge
     from piebald.models import build_model
 

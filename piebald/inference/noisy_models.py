@@ -19,6 +19,7 @@ from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.inference.models.clients import ModelClients, ModelColumns
+from piebald.inference.models.fitting import inverse
 from piebald.inference.models.formula import is_share
 from piebald.inference.models.likelihood import log_rank
 from piebald.inference.models.noisy_sums import NoisyScore
@@ -191,14 +192,14 @@ def _least_squares(clients: ModelClients, query: NoisyModelSumsQuery) -> _Fit:
     products, deviation = query.sums.read_products(total, query.deviation * math.sqrt(count))
     rows, center, half = float(products[0, 0]), sum(query.target) / 2, (query.target[1] - query.target[0]) / 2
     outer = products[:-1, -1]
-    inverse = _inverse(_lifted(products[:-1, :-1], _largest_noise(deviation, len(outer))))
-    point = inverse @ outer
+    inverted = inverse(_lifted(products[:-1, :-1], _largest_noise(deviation, len(outer))))
+    point = inverted @ outer
     residual = max(float(products[-1, -1] - point @ outer) / max(rows - len(point), 1.0), 1e-12)
-    noise = inverse @ (_noise_of_product(point, deviation) + np.eye(len(point)) * deviation**2 / 2) @ inverse
+    noise = inverted @ (_noise_of_product(point, deviation) + np.eye(len(point)) * deviation**2 / 2) @ inverted
     # on the scale of the target
     coefficients = half * point
     coefficients[0] += center
-    return _Fit(coefficients, half**2 * residual * inverse, half**2 * noise, rows, count)
+    return _Fit(coefficients, half**2 * residual * inverted, half**2 * noise, rows, count)
 
 
 def _maximum(clients: ModelClients, query: NoisyModelSumsQuery, rounds: int) -> _Fit:
@@ -256,7 +257,7 @@ def _step(points: Sequence[Floats], scores: Sequence[NoisyScore]) -> _Step:
         shares = expected / expected.sum()
     point = np.asarray(start + move, dtype=np.float64)
     # where noise hides the information, it may be less than what the step was made with
-    own = _inverse(_lifted(score.information, hidden / 4))
+    own = inverse(_lifted(score.information, hidden / 4))
     noise = np.eye(len(change)) * score.score_noise**2 + _noise_of_product(change, score.information_noise)
     # the score is no straight line: its slope changes by half of what linear predictors do, in squares (Taylor)
     moved = float(np.mean([_mean_square(point - other, shares, information) for other in points]))
@@ -287,10 +288,6 @@ def _lifted(matrix: Floats, least: float) -> Floats:
     """Return a symmetric matrix whose eigenvalues are no less than this."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors * np.maximum(values, max(least, 1e-9))) @ vectors.T)
-
-
-def _inverse(matrix: Floats) -> Floats:
-    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def _largest_noise(deviation: float, width: int) -> float:

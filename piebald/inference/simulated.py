@@ -35,7 +35,7 @@ from piebald.contracts import (
 from piebald.contracts.data import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError, shown
-from piebald.core.machine import count_cores, one_thread
+from piebald.core.machine import HOST, count_cores, one_thread
 from piebald.core.moments import Floats
 from piebald.core.objective import Objective
 from piebald.core.parameters import Layout
@@ -56,7 +56,6 @@ from piebald.runtimes.workers.pool import kept_pages
 from piebald.server.client_queries import ClientQueries
 
 MOST_CATEGORIES = 10_000  # of a column that is counted
-_HOST = torch.device("cpu")
 
 
 class TableClients:
@@ -225,7 +224,7 @@ class _OneProcess:
 
     def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> _Threads:
         traits = Traits(mixes=False, dropout=False, random=False, each=True)
-        return _Threads(SequentialEngine(work, RowLoader(clients, _HOST), traits, _HOST))
+        return _Threads(SequentialEngine(work, RowLoader(clients, HOST), traits, HOST))
 
 
 @contextmanager

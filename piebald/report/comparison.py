@@ -16,7 +16,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.core.result_table import ResultTable, Tabular
 from piebald.privacy.spending import together
-from piebald.report.chart import Axis, Band, Over, Point, band_of, bands_of
+from piebald.report.chart import Axis, Band, Over, Point, band_of, bands_of, plot
 from piebald.report.paired import Difference, Level, RowMoments, Scores, level, ranking
 from piebald.report.row_noise import CHOOSING, COUNTED, PLAIN, answers
 from piebald.report.tables import History, mean
@@ -399,8 +399,6 @@ class Comparison(Tabular):
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.chart import plot
-
         return plot(self.runs, metric, over, ax)
 
     @checked

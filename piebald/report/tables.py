@@ -25,7 +25,7 @@ from piebald.core.metrics import METRICS as METRICS_AT_THRESHOLDS
 from piebald.core.metrics import SHARES
 from piebald.core.objective import METRICS
 from piebald.core.result_table import ResultTable, Tabular
-from piebald.report.chart import Over, Point
+from piebald.report.chart import Over, Point, plot
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.page import wording
 from piebald.report.paired import RowMoments
@@ -223,8 +223,6 @@ class History(Tabular):
     @checked
     def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
         """Draw the run's curve, see `Comparison.plot`."""
-        from piebald.report.chart import plot
-
         return plot([self], metric, over, ax)
 
     def facts(self) -> dict[str, Any]:

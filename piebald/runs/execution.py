@@ -25,7 +25,6 @@ from piebald.data.measures.heterogeneity import measure_heterogeneity
 from piebald.data.preparation.tokens import keep_tokenizer
 from piebald.report.callbacks import Callback, ObservedRecorder
 from piebald.runs import adaptation
-from piebald.runs.adaptation.held_out import choose
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import Inheritance, hand_out
 from piebald.runs.prepare import PreparedRun
@@ -167,7 +166,7 @@ def execute(
         version, models = _final_models(store, server)
         chosen: dict[int, Tensor] = {}
         if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it
-            chosen = choose(
+            chosen = adaptation.choose(
                 server,
                 store,
                 plan.clients,

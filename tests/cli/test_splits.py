@@ -11,7 +11,7 @@ import pytest
 
 from piebald.data import train_validation_test_split
 from piebald.report.tables import History
-from piebald.runs.adaptation.held_out import from_file
+from piebald.runs.adaptation import from_file
 
 from .conftest import Command
 

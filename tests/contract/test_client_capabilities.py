@@ -15,7 +15,7 @@ from piebald.data.measures.heterogeneity import embedding
 from piebald.data.partition import LazyClients, Lists, PooledClients
 from piebald.data.sets.dataset import Decoded
 from piebald.engines.row_loader import RowLoader
-from piebald.runs.adaptation.held_out import hold_out
+from piebald.runs.adaptation import hold_out
 
 
 def unread(*_: Any) -> Any:

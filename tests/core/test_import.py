@@ -93,7 +93,6 @@ LAZY = [
     "methods.catalog.recipes",
     "models",
     "report.callbacks",
-    "runs.adaptation",
     "runtimes",
     "vertical",
 ]  # packages that name what they offer

@@ -19,7 +19,7 @@ from piebald.engines.outgoing import train_input
 from piebald.engines.stack import ClientStack
 from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
 from piebald.methods.choice.candidates import ClientCandidates
-from piebald.runs.adaptation import held_out as choosing
+from piebald.runs import adaptation as choosing
 from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)

@@ -15,7 +15,7 @@ from piebald import recipes
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.data.partition import clients_from
 from piebald.models import NearestNeighbours
-from piebald.runs.adaptation import held_out as choosing
+from piebald.runs import adaptation as choosing
 
 SIZE, GRID = 60, {"k": [3, 7], "lam": [0.0, 0.3, 0.8]}
 

@@ -60,16 +60,16 @@ def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clients, monkeypatch) -> None:
-    from piebald.runs.adaptation import methods
+    from piebald.runs import adaptation
 
     tried: dict[frozenset[str], torch.Tensor] = {}
-    real = methods._Trial.fit
+    real = adaptation._Trial.fit
 
     def seen(self, name, start, tensors, epochs):
         real(self, name, start, tensors, epochs)
         tried.setdefault(tensors, self.offer.models[name][0])  # all are fitted twice: the second time alone
 
-    monkeypatch.setattr(methods._Trial, "fit", seen)
+    monkeypatch.setattr(adaptation._Trial, "fit", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
     assert [way.name for way in made.methods] == ["global", "private", "head", "fine_tune", "mixed", "local"]
@@ -109,7 +109,7 @@ def test_a_newcomer_is_compared_with_training_alone_with_at_least_the_work_of_a_
     made = piebald.adapt(run, own, epochs=1)
     alone = next(way for way in made.methods if way.name == "local")
     assert 1 < alone.epochs <= 12  # of 6 tasks with 2 passes each
-    from piebald.runs.adaptation.methods import _Trial
+    from piebald.runs.adaptation import _Trial
 
     everything = frozenset(slot.name for slot in run.work.layout.slots if not slot.buffer)
     trial = _Trial(run, own, 0, 1, None)
@@ -135,7 +135,7 @@ def test_a_shared_model_is_kept_unless_another_is_better_by_more_than_luck(clien
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     run = piebald.run("fedavg", clients, normed, rounds=2, runtime=HERE)
     made = {}
-    from piebald.runs.adaptation.methods import _Trial, fitted_tensors
+    from piebald.runs.adaptation import _Trial, fitted_tensors
 
     one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
     trial = _Trial(run, one, 0, 3, None)

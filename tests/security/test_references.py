@@ -232,7 +232,7 @@ def test_only_the_front_door_gives_text_the_rights_of_the_user() -> None:
     assert uses == {
         "core/references.py", "settings/plugins.py", "methods/recipe.py", "methods/catalog/registry.py",
         "models/networks.py", "data/embeddings.py", "data/sets/named.py", "runs/run.py",
-        "runs/adaptation/held_out.py", "experiments/file.py", "experiments/preview.py",
+        "runs/adaptation.py", "experiments/file.py", "experiments/preview.py",
         "experiments/run_settings.py", "cli/show.py",
         "advice/tuning/space.py", "federation/site/site_rows.py",
         "federation/site/site_process.py", "testing/components.py",

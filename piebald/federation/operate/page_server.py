@@ -40,7 +40,7 @@ from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.link.tls import is_loopback
 from piebald.federation.operate.remote import MOST_SETTINGS, called, pieces
-from piebald.federation.operate.run_view import RunView, Viewer
+from piebald.federation.operate.run_view import RunView, Viewer, content_policy, exposition, page
 from piebald.federation.operate.status import STALLED, silence_here, status_values
 from piebald.report.page import markup
 from piebald.report.page.markup import Section
@@ -321,8 +321,6 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
-
-    from piebald.federation.operate.run_view import content_policy, exposition, page
 
     warned = threading.Event()
 
