@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import io
 import itertools
 import json
 import secrets
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 Learns = Literal["both", "source", "target", "size"]
 POINT = SEED = 32  # bytes
 MOST_KEYS = 1 << 22  # of a party
-_NO_TEXT = dict.fromkeys([*range(9), *range(14, 32)])  # characters that the reader of tables refuses
+_NO_TEXT = bytes([*range(9), *range(14, 32)])  # characters that the reader of tables refuses
 MATCH = "match"  # kind of entry in the ledger of the rows
 MOST_MATCHES = 20  # of the same rows, in all runs: other keys each time find out a set key by key
 
@@ -338,10 +339,10 @@ def write_named(frame: DataFrame, names: list[str], out: Path) -> None:
     control characters, which no CSV file has, are left out.
     """
     exact = {name: "float64" for name, kind in frame.dtypes.items() if kind in ("float16", "float32")}
-    table = frame.astype(exact).assign(shared_id=names)
+    table, text = frame.astype(exact).assign(shared_id=names), io.BytesIO()
     try:
         # quoted, since a lone carriage return in a text would end its row
-        text = table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-        write_private(out, text.translate(_NO_TEXT))
+        table.to_csv(text, index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+        write_private(out, text.getvalue().translate(None, _NO_TEXT))
     except OSError as error:
         raise RunFolderError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

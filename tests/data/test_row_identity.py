@@ -123,3 +123,12 @@ def test_a_fingerprint_has_names_order_and_how_often_a_row_occurs() -> None:
     others = [FRAME.iloc[::-1], FRAME.rename(columns={"a": "age"}), pd.concat([FRAME, FRAME[:1]]), FRAME[:-1]]
     assert len({of(FRAME), *map(of, others)}) == 5
     assert of(FRAME) == of(FRAME.copy())
+
+
+def test_the_digest_of_a_text_is_its_own_however_many_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["a", "7", "9" * 20, None, "2024-02-03", "2024-02-31", "1.5", "True", "9" * 20, "b", "2024-02-03 10:00Z"]
+    column = pd.Series(words, dtype=object)
+    whole = row_digests([column])
+    for size in (1, 2, 3):
+        monkeypatch.setattr("piebald.data.clients.row_identity._TEXTS", size)
+        assert row_digests([column]).tolist() == whole.tolist()

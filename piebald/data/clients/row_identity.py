@@ -31,6 +31,7 @@ _SAME = (
     | dict.fromkeys(["True", "true", "TRUE"], "1")
     | dict.fromkeys(["False", "false", "FALSE"], "0")
 )  # texts that readers may take for something else
+_TEXTS = 1 << 16  # of which digests are made at a time
 _MOST_COLUMNS = 4096  # of an array [n, d] whose columns are taken as those of a table
 _BLOCK = 1 << 24  # numbers of arrays that are converted at once
 
@@ -148,8 +149,10 @@ def _of_cells(column: Any) -> Digests:
         values = [*different]
     except TypeError:  # arrays and lists, which have no hash
         codes, values = np.arange(len(series)), [*series.to_numpy(dtype=object)]
-    # the last one is for gaps, whose code is -1
-    return _of_texts([*map(_cell, values), ""])[codes]
+    words = [*map(_cell, values), ""]  # the last one is for gaps, whose code is -1
+    # in pieces, which take less memory: of each text by itself
+    pieces = [_of_texts(words[start : start + _TEXTS]) for start in range(0, len(words), _TEXTS)]
+    return np.concatenate(pieces)[codes]
 
 
 def _of_texts(words: Sequence[str]) -> Digests:
