@@ -68,16 +68,17 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
-        with fields.errors_placed("data", fields.data):
-            fields.data.only_target  # noqa: B018 - refuses several, whose moments sites do not tell
         agreed, length = fields.wanted.agreed, fields.wanted.length
         with fields.errors_placed("split", {}):
-            if agreed is None and length is not None and isinstance(partition, Sites):
-                partition = partition.of_text(length)
-            if agreed is None or not isinstance(partition, Sites):
-                return partition.clients_elsewhere().divided_by(fields.split)
-            sites = partition.prepared(agreed).clients_elsewhere().divided_by(fields.split)
-        return SitesPrepared(sites, agreed)
+            if isinstance(partition, Sites):
+                if agreed is not None:
+                    partition = partition.prepared(agreed)
+                elif length is not None:
+                    partition = partition.of_text(length)
+                partition = partition.predicting(fields.data.target)
+            sites = partition.clients_elsewhere().divided_by(fields.split)
+            sites.target = fields.data.target
+        return SitesPrepared(sites, agreed) if agreed is not None and isinstance(partition, Sites) else sites
     with fields.errors_placed("data", fields.data):
         rows = fields.data.load(fields.split, wants_preparation(fields), fields.wanted.cleaning)
     if not isinstance(rows, DataSet):
@@ -324,17 +325,15 @@ class ExperimentSettings(ExperimentFields):
         return self.wanted.agreed is None and bool(self.target_at_sites)
 
     @property
-    def target_at_sites(self) -> str:
-        """The column to predict of the tables that sites have.
+    def target_at_sites(self) -> str | list[str]:
+        """The column to predict of the tables that sites have, or several.
 
         Raises:
-            SettingError: none is named, or several.
+            SettingError: none is named.
         """
-        with self.errors_placed("data", self.data):
-            target = self.data.only_target
-        if target is None:
+        if self.data.target is None:
             raise SettingError(f"{self.places.at('data')}: name the column to predict, target in [data]")
-        return target
+        return self.data.target
 
     def with_agreed(self, agreed: Preparation | None) -> Self:
         """Return the same settings with a preparation that clients have agreed on, or with none yet."""

@@ -147,7 +147,9 @@ def _without_training(
 
     So a site approves or refuses all of them.
     """
-    ready = prepare(recipe, plan.clients, plan.model, RunSettings(seed=settings.first_seed, runtime=plan.runtime))
+    loss = settings.chosen_loss if isinstance(settings.data.target, list) else None
+    options = RunSettings(seed=settings.first_seed, runtime=plan.runtime, loss=loss)
+    ready = prepare(recipe, plan.clients, plan.model, options)
     work = replace(ready.work, questions=tuple(stated(ready.clients)), trains=False)
     with closing(ready.runtime.open(work, ready.clients)) as runtime:
         yield runtime, ready
@@ -251,7 +253,7 @@ log = logging.getLogger("piebald.statistics")
 
 
 def asked_sites(
-    runtime: Runtime, work: ClientWork, clients: Clients, settings: PrepareSettings, target: str,
+    runtime: Runtime, work: ClientWork, clients: Clients, settings: PrepareSettings, target: str | Sequence[str],
     classes: Sequence[str] | None, say: Callable[[str], None] = log.warning,
 ) -> Preparation:  # fmt: skip
     """Return what the clients of a runtime agree on.
@@ -265,7 +267,7 @@ def asked_sites(
         work: the run, whose model a task carries, though the questions are not about it.
         clients: their names.
         settings: the settings of [prepare].
-        target: the column to predict.
+        target: the column to predict, or several.
         classes: the names of the classes, None to take those that sites have.
         say: called with a sentence about each client that is left out, and with one about what was chosen.
 
@@ -318,7 +320,7 @@ def asked_sites(
         answer = pooled_answer(question, ask_masked(question, about), about)
         words = {name: kind for name, kind in getattr(question, "kinds", {}).items() if kind == "category"}
         if isinstance(question, ValuesQuestion) and words:
-            parts = ask_openly(question.model_copy(update={"kinds": words, "scale": {}, "target": False}))
+            parts = ask_openly(question.model_copy(update={"kinds": words, "scale": {}, "targets": 0}))
             # the numbers are those of all clients: each part has the categories of one
             return [answer.model_copy(update={"categories": _union(part.categories for part in parts)})]
         return [answer]
@@ -395,8 +397,9 @@ def agreed_at_sites(
         SettingError: a setting is wrong, or no site answers.
     """
     target = settings.target_at_sites
-    # what targets are is one of the questions, so no loss fits before
-    plan = settings.with_agreed(None).model_copy(update={"loss": None}).plan()
+    # what a single target is is one of the questions, so no loss fits before
+    loss = settings.loss if isinstance(target, list) else None
+    plan = settings.with_agreed(None).model_copy(update={"loss": loss}).plan()
     trained = next(iter(plan.recipes.values()))
     masks = tuple(masks) or _masks_of(trained)
     recipe = question_recipe(trained, masks) or fedavg().with_(transforms=masks)

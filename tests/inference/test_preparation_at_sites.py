@@ -68,17 +68,18 @@ class Sites:
         extra: str = "",
         model: str = "logistic",
         site: str = "",
+        target: str = "'ill'",
     ) -> None:
         self.folder = folder
         for name, frame in tables.items():
             (folder / name).mkdir()
             frame.to_csv(folder / name / "rows.csv", index=False)
             (folder / name / "site.toml").write_text(
-                f"[data]\nsource = 'rows.csv'\ntarget = 'ill'\ntest = 0.0\nvalidation = 0.0\n{site}"
+                f"[data]\nsource = 'rows.csv'\ntarget = {target}\ntest = 0.0\nvalidation = 0.0\n{site}"
             )
         (folder / "file.toml").write_text(
             f"model = {{ name = {model!r} }}\nrecipe = {{ name = 'fedavg' }}\nmeasure = 'none'\n{extra}"
-            "data = { target = 'ill' }\n"  # the server has no rows
+            f"data = {{ target = {target} }}\n"  # the server has no rows
             f"partition = {{ kind = 'sites', clients = {json.dumps(NAMES)} }}\n"
         )
         self.settings = ExperimentSettings.load(folder / "file.toml", ["runtime.kind='federation'"])
@@ -86,7 +87,7 @@ class Sites:
     def ready(self, settings: ExperimentSettings, masks: tuple[SecureAggregation, ...] = ()) -> PreparedRun:
         plan = settings.plan()
         recipe = fedavg().with_(transforms=masks)
-        return prepare(recipe, plan.clients, plan.model, RunSettings(seed=0, runtime=plan.runtime))
+        return prepare(recipe, plan.clients, plan.model, RunSettings(seed=0, runtime=plan.runtime, loss=settings.chosen_loss))
 
     def at(self, ready: PreparedRun, asks: bool = False) -> list[SiteClient]:
         """What each site makes of the terms."""
@@ -109,7 +110,8 @@ class Sites:
         ]
         said: list[str] = []
         self.said, self.runtime, self.bodies = said, runtime, runtime.bodies
-        return asked_sites(runtime, ready.work, ready.clients, self.settings.wanted, "ill", None, said.append)  # type: ignore[arg-type]
+        settings, target = self.settings.wanted, self.settings.target_at_sites
+        return asked_sites(runtime, ready.work, ready.clients, settings, target, None, said.append)  # type: ignore[arg-type]
 
 
 def simulated(**options: Any) -> Any:
@@ -135,6 +137,59 @@ def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) 
         rows, ours = site.clients.rows(site.client, "train"), here.rows(order[name], "train")
         assert torch.equal(rows.x, ours.x)  # type: ignore[arg-type]
         assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
+
+
+TOGETHER: list[tuple[str, Any, str]] = [
+    ("numbers", ["load", "stay"], ""),
+    ("labels", ["ill", "smoker"], "loss = 'multilabel'\n"),
+    ("survival", {"time": "stay", "event": "ill"}, ""),
+    ("rates", {"count": "falls", "exposure": "stay"}, ""),
+]
+
+
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("kind", "target", "loss"), TOGETHER)
+def test_sites_agree_on_columns_that_are_predicted_together(
+    tmp_path: Path, kind: str, target: Any, loss: str, masked: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    tables = {
+        name: frame.assign(load=rng.normal(1e4, 30, len(frame)), stay=rng.integers(1, 30, len(frame)),
+                           falls=rng.poisson(2, len(frame))) for name, frame in TABLES.items()
+    }  # fmt: skip
+    columns = [*(target.values() if isinstance(target, dict) else target)]
+    tables = {name: frame[["age", "ward", *columns]] for name, frame in tables.items()}
+    written = json.dumps(target).replace(":", " =") if isinstance(target, dict) else json.dumps(target)
+    sites = Sites(tmp_path, tables, loss, target=written.replace('"time"', "time").replace('"event"', "event"))
+    agreed = sites.agree([MASKED if masked else ALLOWED] * 3, masked=masked)
+    frame = pandas.concat([frame.assign(site=name) for name, frame in tables.items()], ignore_index=True)
+    own = None if kind == "numbers" else "none"
+    scale = {name: own for name in columns} if own else {}
+    here = clients_from(frame, client="site", target=target, test=0.0, prepare=PrepareSettings(scale=scale))
+    assert agreed.target_columns == columns
+    assert agreed.target is not None
+    for side, other in zip(agreed.target.constants, here.preparation.target.constants, strict=True):  # type: ignore[union-attr]
+        assert side == pytest.approx(other, rel=1e-9)
+    asked = b"".join(sites.bodies)
+    assert own is None or b'"targets": [{' not in asked
+    ready = sites.ready(sites.settings.with_agreed(agreed))
+    outputs = 1 if isinstance(target, dict) else 2
+    assert [*ready.work.model(torch.zeros(4, *ready.work.shape)).shape] == [4, outputs]
+    for name, site in zip(NAMES, sites.at(ready), strict=True):
+        rows, ours = site.clients.rows(site.client, "train"), here.rows(sorted(NAMES).index(name), "train")
+        assert torch.equal(rows.y, ours.y) or masked  # type: ignore[arg-type]
+        torch.testing.assert_close(rows.y, ours.y, atol=1e-5, rtol=1e-5)
+
+
+def test_a_site_that_codes_one_of_several_labels_otherwise_is_refused(tmp_path: Path) -> None:
+    tables = {
+        name: frame.assign(a=(frame.ill == "yes").astype(int) + (name == "east"), ill=frame.ill)
+        for name, frame in TABLES.items()
+    }
+    sites = Sites(tmp_path, tables, "loss = 'multilabel'\n", target='["ill", "a"]')
+    ready = sites.ready(sites.settings.with_agreed(sites.agree([ALLOWED] * 3)))
+    with pytest.raises(SettingError, match=r"its column .*'a'.* must be .*0.* 1"):
+        sites.at(ready)
 
 
 @pytest.mark.full

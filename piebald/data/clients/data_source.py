@@ -138,8 +138,8 @@ class DataSource(BaseModel):
             SettingError: there are several.
         """
         if isinstance(self.target, list):
-            raise SettingError(f"target in [data] names {len(self.target)} columns, which only runs of tables on this "
-                               f"machine predict together: name one of {', '.join(self.target)}")  # fmt: skip
+            raise SettingError(f"target in [data] names {len(self.target)} columns, which only networks predict "
+                               f"together: name one of {', '.join(self.target)}")  # fmt: skip
         return self.target
 
     @property

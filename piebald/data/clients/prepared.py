@@ -360,7 +360,7 @@ def _agreed(
     clients: Clients, table: CodedTable, settings: PrepareSettings, target: str | Sequence[str],
     held_out: Collection[int],
 ) -> Preparation:  # fmt: skip
-    from piebald.data.preparation.agreement import agree, targets_together
+    from piebald.data.preparation.agreement import agree, are_labels_alone
     from piebald.data.preparation.answers import answer
 
     tables, names = list[tuple[CodedRows, Any]](), list[str]()
@@ -375,15 +375,11 @@ def _agreed(
     def ask(question: Question) -> list[Answer]:
         return [answer(question, frame, y) for frame, y in tables]
 
-    if isinstance(target, str):
-        return agree(ask, settings, target, clients.classes, lambda: names)
-    targets = [y for _, y in tables if y is not None]
-    tables = [(rows, None) for rows, _ in tables]
-    own = [settings.scale[name] for name in target if name in settings.scale]
-    columns = {name: scale for name, scale in settings.scale.items() if name not in target}
-    agreed = agree(ask, settings.model_copy(update={"scale": columns}), target[0], None, lambda: names)
-    counts = isinstance(target, CountAndExposure)
-    return agreed.model_copy(update={"target": targets_together(target, targets, own, names, counts)})
+    if not isinstance(target, str):
+        targets = [y for _, y in tables if y is not None]
+        if are_labels_alone(target, targets, names, isinstance(target, CountAndExposure)):
+            settings = settings.model_copy(update={"scale": {**settings.scale, **dict.fromkeys(target, "none")}})
+    return agree(ask, settings, target, clients.classes, lambda: names)
 
 
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:

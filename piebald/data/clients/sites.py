@@ -40,6 +40,7 @@ class SiteClients:
     ) -> None:
         self.names, self.classes, self._blank, self._lacks = names, classes, blank, lacks or {}
         self.division: SplitSettings | None = None
+        self.target: str | list[str] | None = None
         self.common: Rows | None = None
         self.server_rows: Rows | None = None
         self.public_rows: Rows | None = None
@@ -192,6 +193,10 @@ class Sites(RemotePartition):
         """Return the same sites with the form of rows that they have agreed on."""
         form = {"inputs": [len(agreed.feature_names_out)], "tokens": agreed.text is not None}
         return self.model_copy(update={**form, "classes": agreed.classes})
+
+    def predicting(self, target: str | list[str] | None) -> Self:
+        """Return the same sites with rows that have all these columns as their targets."""
+        return self.model_copy(update={"targets": len(target)}) if isinstance(target, list) else self
 
     def of_text(self, length: int) -> Self:
         """Return the same sites with rows of so many token ids, of which only the classes are still to be known."""

@@ -129,7 +129,7 @@ _CLOSEST = (-4.0, 4.0)
 
 
 def agree(
-    ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str] | None,
+    ask: Ask, settings: PrepareSettings, target: str | Sequence[str], classes: Sequence[str] | None,
     clients: Callable[[], Sequence[str]] = tuple,
 ) -> Preparation:  # fmt: skip
     """Return the preparation that clients agree on.
@@ -137,7 +137,7 @@ def agree(
     Args:
         ask: asks all clients a question and returns their answers, in one order.
         settings: what is asked for.
-        name: the column to predict.
+        target: the column to predict, or several, which are numbers.
         classes: the names of the classes; None to ask for them, and to take targets as numbers where there are none.
         clients: returns the names of those who have answered, in their order.
 
@@ -145,14 +145,15 @@ def agree(
         SettingError: a setting names a column that is not there, or no column is left.
     """
     ask, clients = _by_name(ask, clients)
-    of_loss = _target_scale(settings.scale.get(name), name)
-    settings = settings.model_copy(update={"scale": {k: v for k, v in settings.scale.items() if k != name}})
-    kinds_of = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
+    goals = [target] if isinstance(target, str) else list(target)
+    of_loss = _target_scale(settings.scale, goals)
+    settings = settings.model_copy(update={"scale": {k: v for k, v in settings.scale.items() if k not in goals}})
+    kinds_of = ask(KindsQuestion(gaps=settings.gaps, target=classes is None and len(goals) == 1))
     kinds, left_out = agreed_kinds(kinds_of, settings.columns, settings.scale, settings.tokenizer)
     if classes is None:
         classes = _common_classes(kinds_of)
-        warn_of_like_names(classes or (), f"target {name!r}: ", "classes")
-        warn_of_unlike_classes({client: reply.classes or () for client, reply in zip(clients(), kinds_of)}, name)  # noqa: B905
+        warn_of_like_names(classes or (), f"target {goals[0]!r}: ", "classes")
+        warn_of_unlike_classes({client: reply.classes or () for client, reply in zip(clients(), kinds_of)}, goals[0])  # noqa: B905
     scale = {column: scaling for column, scaling in settings.scale.items() if kinds.get(column) == "number"}
     # rows in one place have no client with a name
     units_by_client = {
@@ -169,15 +170,19 @@ def agree(
         scale=scale,
         gaps=settings.gaps,
         least_rows=settings.least_rows,
-        target=classes is None,
+        # of labels, events and counts no moment is used
+        targets=len(goals) if classes is None and not (len(goals) > 1 and of_loss == "none") else 0,
     )
     answers = ask(question)
     moments_of = {parsed: [reply.numbers[parsed].moments for reply in answers] for parsed in answers[0].numbers}
-    of_target = [reply.target.moments for reply in answers if reply.target is not None]
+    of_targets = {
+        goal: [reply.targets[index] for reply in answers] for index, goal in enumerate(goals[: question.targets])
+        if all(reply.targets for reply in answers)
+    }  # fmt: skip
+    moments_of_targets = {goal: [reply.moments for reply in replies] for goal, replies in of_targets.items()}
     numeric = {column: moments_of[column] for column, kind in kinds.items() if kind == "number"}
-    units = common_units({**numeric, **({name: of_target} if of_target else {})}, units_by_client)
-    replies_of = {column: [reply.numbers[column] for reply in answers] for column in numeric}
-    replies_of |= {name: [reply.target for reply in answers if reply.target is not None]} if of_target else {}
+    units = common_units({**numeric, **moments_of_targets}, units_by_client)
+    replies_of = {column: [reply.numbers[column] for reply in answers] for column in numeric} | of_targets
     by_client = {column: dict(zip(units_by_client, (Spread.of_moments(reply.moments, reply.quantiles) for reply in of),
                                   strict=True))
                  for column, of in replies_of.items() if len(of) == len(units_by_client)}  # fmt: skip
@@ -233,43 +238,58 @@ def agree(
             columns.append(column_models.NumericColumn(
                 name=column, gaps=bool(pooled[column].missing[0]), unit=units[column], values=learnt[column]
             ))  # fmt: skip
-    target: Any = None
-    if classes is not None:
-        refuse_long(classes, f"column {name!r}: the class", "shorten it")
-        target = column_models.ClassTarget(name=name, classes=list(classes))
-    elif len(of_target) == len(answers):
-        moments = merged(of_target)
-        target = column_models.NumberTarget(
-            name=name, mean=float(moments.mean[0]), deviation=_deviation(moments), scale=of_loss
-        )
-        target = target.unscaled() if of_loss == "none" else target
     return Preparation(
-        columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
-        cleaning=settings.cleaning,
+        columns=columns, target=_target(goals, classes, moments_of_targets, of_loss), left_out=left_out,
+        gaps=settings.gaps, least_rows=settings.least_rows, cleaning=settings.cleaning,
         harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
     )  # fmt: skip
 
 
-def _target_scale(scaling: str | None, name: str) -> Literal["standard", "none"] | None:
-    """Return how a target of numbers is scaled, None where that follows from the loss."""
-    if scaling in (None, "standard", "none"):
-        return cast('Literal["standard", "none"] | None', scaling)
+Scaling = Literal["standard", "none"] | None
+
+
+def _target(
+    names: Sequence[str], classes: Sequence[str] | None, moments: Mapping[str, Sequence[Moments]], scale: Scaling
+) -> column_models.ClassTarget | column_models.NumberTarget | None:
+    """Return what is agreed of the columns to predict, None where no client told anything of them."""
+    if classes is not None:
+        refuse_long(classes, f"column {names[0]!r}: the class", "shorten it")
+        return column_models.ClassTarget(name=names[0], classes=list(classes))
+    if scale == "none" and (moments or len(names) > 1):
+        first, *others = (column_models.NumberTarget(name=name, scale=scale) for name in names)
+    elif moments:
+        pooled = {name: merged(of_clients) for name, of_clients in moments.items()}
+        first, *others = (
+            column_models.NumberTarget(name=name, mean=float(of.mean[0]), deviation=_deviation(of), scale=scale)
+            for name, of in pooled.items()
+        )
+    else:
+        return None
+    return first.model_copy(update={"others": others})
+
+
+def _target_scale(scale: Mapping[str, str], names: Sequence[str]) -> Scaling:
+    """Return how targets of numbers are scaled, None where that follows from the loss."""
+    named = list(dict.fromkeys(scale[name] for name in names if name in scale))
+    if len(named) > 1:
+        raise SettingError(f"scale in [prepare] must be the same for all targets, got {', '.join(named)}")
+    if named in ([], ["standard"], ["none"]):
+        return cast(Scaling, next(iter(named), None))
     raise SettingError(
-        f"scale of the target {name!r} in [prepare] must be 'standard', or 'none' for a loss in its own unit, got "
-        f"{scaling!r}: change the column itself, or take another one"
+        f"scale of the target {names[0]!r} in [prepare] must be 'standard', or 'none' for a loss in its own unit, got "
+        f"{named[0]!r}: change the column itself, or take another one"
     )
 
 
-def targets_together(
-    names: Sequence[str], numbers: Sequence[Floats], scales: Sequence[str], clients: Sequence[str], counts: bool = False
-) -> column_models.NumberTarget:
-    """Return targets that are predicted together: labels as they are, and amounts as standard scores.
+def are_labels_alone(
+    names: Sequence[str], numbers: Sequence[Floats], clients: Sequence[str], counts: bool = False
+) -> bool:
+    """Return whether targets that are predicted together are labels, and warn of clients who code some otherwise.
 
     Args:
         names: of their columns [k].
         numbers: of each client [n, k].
-        scales: what [prepare] says of columns, which must be the same for all that it names.
-        clients: the names of the clients, of whom some may code a label or an event in another way than the others.
+        clients: the names of the clients.
         counts: whether they are a count and an exposure, whose whole numbers are no labels.
     """
     for index, name in enumerate(() if counts else names):
@@ -279,19 +299,7 @@ def targets_together(
                 client: [f"{x:g}" for x in own[np.isfinite(own) & (own != IGNORED)]] for client, own in values.items()
             }
             warn_of_unlike_classes(coded, name)
-    if len({*scales}) > 1:
-        raise SettingError(f"scale in [prepare] must be the same for all targets, got {', '.join(scales)}")
-    scale = _target_scale(next(iter(scales), None), names[0])
-    moments = merged(Moments.of(np.asarray(rows, dtype=np.float64)) for rows in numbers)
-    columns = [
-        column_models.NumberTarget(
-            name=name, mean=float(moments.mean[index]), deviation=_deviation(moments, index), scale=scale
-        )
-        for index, name in enumerate(names)
-    ]
-    target = columns[0].model_copy(update={"others": columns[1:]})
-    labels = all(are_labels(rows) for rows in numbers)
-    return target.unscaled() if labels or scale == "none" else target
+    return all(are_labels(rows) for rows in numbers)
 
 
 def fitted(frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:

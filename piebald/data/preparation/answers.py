@@ -23,6 +23,7 @@ from piebald.data.preparation.column_models import (
     LONGEST_NAME,
     MOST_CATEGORIES,
     MOST_COLUMNS,
+    MOST_TARGETS,
     Finite,
     Forms,
     Name,
@@ -93,7 +94,7 @@ class ValuesQuestion(_Message):
         scale: of columns of numbers.
         gaps: values that stand for a gap.
         least_rows: rows from which on a category is named.
-        target: whether targets are numbers, whose moments are asked for.
+        targets: how many targets are numbers whose moments are asked for.
     """
 
     about: Literal["values"] = "values"
@@ -102,7 +103,7 @@ class ValuesQuestion(_Message):
     scale: dict[Name, Scale] = {}
     gaps: list[Name] = []
     least_rows: Annotated[int, Field(ge=1)] = 1
-    target: bool = False
+    targets: Annotated[int, Field(ge=0, le=MOST_TARGETS)] = 0
 
 
 class NumbersAnswer(_Message):
@@ -142,7 +143,7 @@ class ValuesAnswer(_Message):
     about: Literal["values"] = "values"
     numbers: Annotated[dict[Name, NumbersAnswer], Field(max_length=5 * MOST_COLUMNS)]
     categories: dict[Name, CategoriesAnswer]
-    target: NumbersAnswer | None = None
+    targets: Annotated[list[NumbersAnswer], Field(max_length=MOST_TARGETS)] = []
 
 
 class CountsQuestion(_Message):
@@ -200,7 +201,7 @@ class Table:
 
     Attributes:
         frame: its training rows, without the target.
-        y: its targets [n], where they are numbers.
+        y: its targets [n], or several [n, k], where they are numbers.
         classes: the names of the classes that it has, None where targets are numbers.
         class_rows: how many of the rows have each class, None where that is not known.
     """
@@ -226,7 +227,7 @@ def answer(
     Args:
         question: the question.
         frame: its training rows; a column that is not there counts as one without values.
-        y: its targets [n], where they are numbers.
+        y: its targets [n], or several [n, k], where they are numbers.
         classes: the names of the classes that it has.
         rules: of disclosure at a site.
 
@@ -295,8 +296,13 @@ def answer(
             for name, kind in question.kinds.items()
             if kind == "category"
         },
-        target=_moments(np.asarray(y, dtype=np.float64), rules) if question.target and y is not None else None,
+        targets=[_moments(column, rules) for column in _target_numbers(y)] if question.targets else [],
     )
+
+
+def _target_numbers(y: NDArray[Any] | None) -> Iterable[Floats]:
+    """Return each column of targets [n] or [n, k]."""
+    return () if y is None else np.atleast_2d(np.asarray(y, dtype=np.float64).T)
 
 
 def _is_truth(series: pd.Series, gaps: list[str]) -> bool:

@@ -14,6 +14,7 @@ Unit = Annotated[str, Field(max_length=LONGEST_UNIT)]  # of numbers, or the form
 Forms = Annotated[list[Unit], Field(max_length=100)]
 MOST_COLUMNS = 4096
 MOST_CATEGORIES = 10_000
+MOST_TARGETS = 1000
 MOST_TOKENS = 1 << 15  # of a text
 DatePart = Literal["days", "day", "month", "weekday", "hour"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -196,7 +197,7 @@ class NumberTarget(Fields):
     mean: Finite = 0.0
     deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     scale: Literal["standard", "none"] | None = None
-    others: Annotated[list[NumberTarget], Field(max_length=1000)] = []
+    others: Annotated[list[NumberTarget], Field(max_length=MOST_TARGETS - 1)] = []
 
     def unscaled(self) -> NumberTarget:
         """Return the same target, of which a loss gets the numbers themselves."""

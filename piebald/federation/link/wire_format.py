@@ -31,7 +31,7 @@ from piebald.version import __version__
 
 # Of messages and of what terms mean.  Ends with the same number take part with one another, whatever their releases:
 # what a release adds with a higher minor number may be left out, and has a default.
-PROTOCOL, MINOR = 6, 2
+PROTOCOL, MINOR = 7, 0
 PIECE = 1 << 17  # bytes of a body in one message, at most: a hello may have to wait for one on a slow link
 WINDOW = 32 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most

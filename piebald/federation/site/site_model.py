@@ -57,13 +57,14 @@ def site_predictor(folder: Path) -> Predictor:
     preparation = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
     tokens = settings.data.tokens or (preparation is not None and preparation.text is not None)
     like = _zeros(terms.own_shape, torch.int64 if tokens else torch.float32)
-    y = torch.zeros(1) if terms.classes is None else torch.zeros(1, dtype=torch.int64)
+    target = (preparation and preparation.target_columns) or settings.data.target
+    together = [len(target)] if isinstance(target, list) else []
+    y = torch.zeros(1, *together, dtype=torch.float32 if terms.classes is None else torch.int64)
     clients = SiteClients(terms.clients, Rows(like, y), terms.classes)
     model = terms.model_of(settings, clients)
     model.layout.load(model.model, model.layout.read(folder / WEIGHTS))
     objective = OBJECTIVES.get(terms.objective) or Objective(terms.objective, cross_entropy)
     constants = settings.data.standardise
-    target = (preparation and preparation.target_columns) or settings.data.target
     meaning = OutputMeaning.of(objective, terms.outputs, terms.classes, target)
     meaning = meaning if preparation is None else meaning.in_unit_of(preparation)
     features = None if settings.data.features is None else tuple(settings.data.features)

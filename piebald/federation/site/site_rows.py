@@ -176,8 +176,11 @@ class UnpreparedRows(SiteRows):
     ) -> None:  # fmt: skip
         kind = torch.float32 if classes is None else torch.int64
         form = torch.zeros(1) if length is None else torch.zeros(length, dtype=torch.int64)  # numbers, or token ids
-        blank = {split: Rows(form.repeat(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
-                 for split in SPLITS}  # fmt: skip
+        blank = {}
+        for split in SPLITS:
+            y = pytree.single(clients.rows(0, split).y, "prepare")
+            # numbers are 1, which is also a time and an event, and a count and an exposure
+            blank[split] = Rows(form.repeat(len(y), 1), torch.full(y.shape, float(classes is None), dtype=kind))
         super().__init__(names, number, blank, classes)
         self._clients, self._columns = clients, columns
 

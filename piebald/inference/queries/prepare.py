@@ -43,7 +43,7 @@ _KINDS = {
 # arguments that follow from earlier answers
 _LATER: Mapping[str, Mapping[str, str]] = {
     "kinds": {},
-    "values": {**_KINDS, "scale": "columns whose logarithms are taken", "target": "whether targets are numbers"},
+    "values": {**_KINDS, "scale": "columns whose logarithms are taken", "targets": "how many targets are numbers"},
     "counts": {**_KINDS, "thresholds": "up to 2,048 numbers for each column, of which numbers are counted below each"},
     "powers": {"exponents": "up to 2,048 for each column, between -5 and 5 and multiples of 1e-7"},
 }
@@ -175,7 +175,7 @@ class MaskedPrepareQuery(SumsQuery, PrepareQuery):
 def moment_names(question: Question) -> list[str]:
     """Return the columns whose moments an answer has, in order: one for each exponent, and the target last."""
     if isinstance(question, ValuesQuestion):
-        return [*sorted(parsed_names(question.kinds)), *["target"] * question.target]
+        return [*sorted(parsed_names(question.kinds)), *["target"] * question.targets]
     tried = question.exponents if isinstance(question, PowersQuestion) else {}
     return [name for name in sorted(tried) for _ in tried[name]]
 
@@ -213,7 +213,7 @@ def _moments(told: ValuesAnswer | PowersAnswer) -> list[NumbersAnswer]:
     """Return the moments of an answer in the order of `moment_names`."""
     if isinstance(told, PowersAnswer):
         return [moments for name in sorted(told.moments) for moments in told.moments[name]]
-    return [*(told.numbers[name] for name in sorted(told.numbers)), *([] if told.target is None else [told.target])]
+    return [*(told.numbers[name] for name in sorted(told.numbers)), *told.targets]
 
 
 def centers(sums: Floats, question: Question) -> tuple[tuple[float, float], ...]:
@@ -247,10 +247,10 @@ def pooled_answer(question: Question, sums: Floats, about: Sequence[tuple[float,
         tried = {name: [next(left) for _ in question.exponents[name]] for name in sorted(question.exponents)}
         return PowersAnswer(moments=tried, logarithms=dict(zip(tried, sums[4 * len(about) :].tolist(), strict=True)))
     assert isinstance(question, ValuesQuestion)
-    target = columns.pop() if question.target else None
+    last = len(columns) - question.targets
     names = parsed_names(question.kinds)
-    sums_of = dict(zip(sorted(names), columns, strict=True))
-    return ValuesAnswer(numbers={name: sums_of[name] for name in names}, categories={}, target=target)
+    sums_of = dict(zip(sorted(names), columns[:last], strict=True))
+    return ValuesAnswer(numbers={name: sums_of[name] for name in names}, categories={}, targets=columns[last:])
 
 
 def parsed_names(kinds: Mapping[str, Kind]) -> list[str]:
@@ -316,9 +316,9 @@ def misfit(told: Answer, asked: Question, rows: int) -> str | None:
         words = {name for name, kind in kinds.items() if kind == "category"}
         if {*told.numbers} != {*parsed_names(kinds)} or {*told.categories} != words:
             return "must tell of each column that was asked for, and of no other"
-        if getattr(asked, "target", False) != (told.target is not None):
+        if getattr(asked, "targets", 0) != len(told.targets):
             return "must tell of its targets where they were asked for"
-        numbers = [*told.numbers.values(), *([] if told.target is None else [told.target])]
+        numbers = [*told.numbers.values(), *told.targets]
     # a single number has no scatter: anything else is not of its rows
     bad = any(one.present + one.missing != rows or (one.present < 2 and one.scatter) for one in numbers)
     return f"sent moments that cannot be those of {rows:,} rows" if bad else None
