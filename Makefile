@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Bytecode is made of what is imported, which is a small part of what is installed.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # Tests run in parallel and in random order; a run prints the seed of its order as `--randomly-seed`.  Some tests wait
 # for other processes, so three workers keep two cores busy.
 WORKERS ?= 3

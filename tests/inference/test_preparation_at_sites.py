@@ -87,7 +87,8 @@ class Sites:
     def ready(self, settings: ExperimentSettings, masks: tuple[SecureAggregation, ...] = ()) -> PreparedRun:
         plan = settings.plan()
         recipe = fedavg().with_(transforms=masks)
-        return prepare(recipe, plan.clients, plan.model, RunSettings(seed=0, runtime=plan.runtime, loss=settings.chosen_loss))
+        options = RunSettings(seed=0, runtime=plan.runtime, loss=settings.chosen_loss)
+        return prepare(recipe, plan.clients, plan.model, options)
 
     def at(self, ready: PreparedRun, asks: bool = False) -> list[SiteClient]:
         """What each site makes of the terms."""
