@@ -32,8 +32,8 @@ settings.load_profile("piebald")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
-# of so many cases that the quick tier leaves out the full tier has one, by folder; of four where it is not named
-_ONE_CASE_OF = {"contract": 8, "devices": 8, "docs": 1, "cases": 1}
+# of so many cases that the quick tier leaves out the full tier has one, by folder; of eight where it is not named
+_ONE_CASE_OF = {"contract": 16, "devices": 16, "docs": 1, "cases": 2}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if hasattr(item, "callspec") and item.get_closest_marker("full") and not item.get_closest_marker("long"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_test in cases.values():
-        every = _ONE_CASE_OF.get(of_test[0].path.parent.name, 4)
+        every = _ONE_CASE_OF.get(of_test[0].path.parent.name, 8)
         kept = [item for item in of_test if zlib.crc32(item.name.encode()) % every == 0] or of_test[:1]
         for item in of_test:
             if item not in kept:

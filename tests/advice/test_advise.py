@@ -203,7 +203,7 @@ def test_what_a_learning_curve_says_follows_from_its_noise(
     assert outlook("more rows", Difference(mean, mean, mean, 1, 8, "range", error, p), higher, 0.01) == said
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_finished_search_says_the_same_again(
     answered: tuple[Path, Mapping[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

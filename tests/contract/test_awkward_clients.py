@@ -174,7 +174,7 @@ def test_ray_has_the_same_outcome(cluster: Any, expected: Mapping[str, Any]) -> 
     assert outcome(run) == expected
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_run_that_is_resumed_tells_the_same(expected: Mapping[str, Any], tmp_path: Path) -> None:
     simulator = piebald.Simulator(engine="sequential", stack=1, workers=0)
     carried_out(simulator, rounds=1, out=tmp_path / "run", checkpoint_every=1).close()

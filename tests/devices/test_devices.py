@@ -165,7 +165,7 @@ class Homesick(Sgd):
         return self.output(end).__class__(end.model + torch.zeros(end.model.shape[1]), end.steps)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_trainer_that_mixes_host_and_device_is_found() -> None:
     recipe = recipes.fedavg().with_(training=Homesick(lr=0.1, batch=10))
     carry_out(recipe)  # on the CPU nobody notices

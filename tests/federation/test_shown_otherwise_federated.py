@@ -291,6 +291,7 @@ def test_a_server_that_resumes_goes_on_with_sums(five: Sites, tmp_path: Path) ->
     assert server.version() == 6
 
 
+@pytest.mark.long
 def test_private_numbers_that_the_server_chose_for_one_are_not_begun_with(
     five: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:

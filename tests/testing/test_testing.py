@@ -80,7 +80,7 @@ def test_our_data_sets() -> None:
     testing.check_data_set(data.breast_cancer)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "hdafl", "dp_sgd"])
 def test_our_recipes(recipe: str) -> None:
     testing.check_recipe(recipes.make(recipe, cohort=4, lr=0.1, batch=10))
