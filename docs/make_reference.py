@@ -22,7 +22,7 @@ import piebald.data.partition
 import piebald.runtimes
 from piebald import data, models
 from piebald.contracts.component import Component
-from piebald.core.wording import type_in_words
+from piebald.core.arguments import type_in_words
 from piebald.experiments.recipes import ExperimentFields
 from piebald.experiments.run_settings import KEYS, ComparedKeywords, RunKeywords, RunSettings, SearchKeywords
 from piebald.federation.link.wire_format import Leaving

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _usage(error: typer.TyperException) -> str:
     """Return what is wrong with the options; those that are keys of an experiment file are given by --set."""
-    from piebald.core.wording import plain
+    from piebald.core.arguments import plain
     from piebald.data.clients.table_files import is_table
     from piebald.experiments.recipes import ExperimentFields
     from piebald.experiments.run_settings import KEYS

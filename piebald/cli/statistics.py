@@ -86,8 +86,8 @@ def statistics(
     }  # fmt: skip
     column = options.column
     if asks_sites(options):
+        from piebald.inference.columns import statistics_request
         from piebald.inference.experiment import statistics_of_sites
-        from piebald.inference.request import statistics_request
 
         refuse_local_flags(options.client, ledger, noise_at)
         request = statistics_request(**question)

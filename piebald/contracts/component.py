@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic_core import CoreSchema, core_schema
 
 from piebald.contracts.data import ModelSpec
-from piebald.core.arguments import STRICT, settled, wants_list
+from piebald.core.arguments import STRICT, sentence, settled, wants_list
 from piebald.core.discovery import public_classes
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import Reference
-from piebald.core.wording import sentence
 
 S = TypeVar("S", bound="Settings")
 

@@ -17,11 +17,10 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from piebald.contracts import Component, Split
-from piebald.core.arguments import Count, Fraction, NotNegative, Positive, Seed, Whole, checked
+from piebald.core.arguments import Count, Fraction, NotNegative, Positive, Seed, Whole, checked, sentence
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import accumulates
 from piebald.core.references import USERS, Text
-from piebald.core.wording import sentence
 from piebald.data.measures.heterogeneity import Measure
 from piebald.experiments.sections import Section
 from piebald.methods.choice.final_models import Keep

@@ -19,7 +19,6 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.moments import Floats
 from piebald.core.result_table import ResultTable, p_text, plain_cell
 from piebald.data.preparation.preparation import PrepareSettings
-from piebald.inference.columns import asked_owners
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables
 from piebald.inference.models.formula import Column, Computed
 from piebald.inference.models.likelihood import Likelihood
@@ -352,8 +351,7 @@ def group_means(
         (('x', 'y'), [35.0, 57.0])
     """
     options = GroupOptions(by, weights, columns)
-    owners = asked_owners(clients, client, prepare, (client,))
-    with asked_tables(owners, client, options, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories, prepare) as asked:
         return fit_group_means(asked, options)
 
 
@@ -391,8 +389,7 @@ def correlations(
         (('age', 'dose'), 1.0, [1.0, 0.0])
     """
     options = CorrelationOptions(columns, weights)
-    owners = asked_owners(clients, client, prepare, (client,))
-    with asked_tables(owners, client, options, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories, prepare) as asked:
         return fit_correlations(asked, options)
 
 

@@ -29,7 +29,7 @@ from piebald.data.preparation.answers import (
 from piebald.data.preparation.preparation import Preparation, PrepareSettings
 from piebald.experiments.file import ExperimentSettings, Plan, wants_preparation
 from piebald.experiments.run_settings import RunSettings
-from piebald.inference.columns import client_names
+from piebald.inference.columns import StatisticsRequest, client_names
 from piebald.inference.models.clients import ModelClients, ModelColumns, ModelOptions
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.queries.columns import from_limbs
@@ -41,7 +41,6 @@ from piebald.inference.queries.prepare import (
     pooled_answer,
     unpacked,
 )
-from piebald.inference.request import StatisticsRequest
 from piebald.inference.simulated import AskedSites
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.methods.client_work import ClientWork

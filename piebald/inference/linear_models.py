@@ -20,7 +20,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.data.preparation.preparation import PrepareSettings
-from piebald.inference.columns import TARGET, asked_owners
+from piebald.inference.columns import TARGET
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.inference.models.formula import Computed, Formula, with_formula
@@ -256,8 +256,7 @@ def glm(
         target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations,
         NoiseOptions.of(epsilon, delta, bounds, rounds), event, power, parsed, effects,
     )  # fmt: skip
-    owners = asked_owners(clients, client, prepare, (client,))
-    with asked_tables(owners, client, options, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories, prepare) as asked:
         return fit_glm(asked, options)
 
 

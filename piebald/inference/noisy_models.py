@@ -18,6 +18,7 @@ import numpy as np
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
+from piebald.inference.columns import noise_multiplier, statistics_request
 from piebald.inference.models.clients import ModelClients, ModelColumns
 from piebald.inference.models.fitting import inverse
 from piebald.inference.models.formula import is_share
@@ -27,7 +28,6 @@ from piebald.inference.models.rows import ModelPlan, Scale
 from piebald.inference.models.sums import at_risk_of
 from piebald.inference.pooled_statistics import Estimates
 from piebald.inference.queries.columns import NoisyModelSumsQuery
-from piebald.inference.request import noise_multiplier, statistics_request
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.ledger import budget
 

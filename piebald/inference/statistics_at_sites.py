@@ -26,10 +26,23 @@ from piebald.core.randomness import NoiseSource
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.column_models import DateColumn
 from piebald.data.preparation.preparation import OTHER, PrepareSettings
-from piebald.inference.columns import TARGET, asked_owners, client_names, columns_of, input_names, target_columns
+from piebald.inference.columns import (
+    STEP,
+    TARGET,
+    Bins,
+    NoiseAt,
+    Quantiles,
+    StatisticsRequest,
+    SumPlan,
+    asked_owners,
+    client_names,
+    columns_of,
+    input_names,
+    statistics_request,
+    target_columns,
+)
 from piebald.inference.pooled_statistics import FederatedStatistics, Mode, NumberColumn, Table, TextColumn
 from piebald.inference.queries.columns import MOST_KEYS, PARTS, MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
-from piebald.inference.request import STEP, Bins, NoiseAt, Quantiles, StatisticsRequest, SumPlan, statistics_request
 from piebald.inference.simulated import MOST_CATEGORIES, AskedSites, TableClients, simulated
 from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation

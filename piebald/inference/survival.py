@@ -20,7 +20,6 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.core.result_table import ResultTable
 from piebald.data.preparation.preparation import PrepareSettings
-from piebald.inference.columns import asked_owners
 from piebald.inference.linear_models import ModelOfRows, without
 from piebald.inference.models.clients import ColumnRoles, ModelClients, ModelColumns, asked_tables, planned
 from piebald.inference.models.fitting import Maximum
@@ -304,8 +303,7 @@ def cox(
         time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations, entry, weights,
         NoiseOptions.of(epsilon, delta, bounds, rounds, times or ()), event_value, parsed,
     )  # fmt: skip
-    owners = asked_owners(clients, client, prepare, (client,))
-    with asked_tables(owners, client, options, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories, prepare) as asked:
         return fit_cox(asked, options)
 
 
@@ -466,8 +464,7 @@ def survival(
     """
     noise = NoiseOptions.of(epsilon, delta, None)
     options = SurvivalOptions(time, event, group, times, stratified, noise, event_value)
-    owners = asked_owners(clients, client, prepare, (client,))
-    with asked_tables(owners, client, options, split, features, categories) as asked:
+    with asked_tables(clients, client, options, split, features, categories, prepare) as asked:
         # true and false are numbers by this point, and their two values need no names from the caller
         if group is not None:
             asked.columns.name_truths(group)

@@ -16,9 +16,8 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from piebald.core.arguments import DEEPEST, settled
+from piebald.core.arguments import DEEPEST, complaint, first_problem, settled
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.wording import complaint, first_problem
 
 Key = tuple[str | int, ...]
 Lines = Callable[[int], int]  # the line of a position

@@ -9,10 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from piebald.core.arguments import STRICT, settled
+from piebald.core.arguments import STRICT, sentence, settled
 from piebald.core.errors import SettingError
 from piebald.core.files import settings_text
-from piebald.core.wording import sentence
 from piebald.data.preparation.cleaning import Cleaning, Rules
 from piebald.settings.toml_document import Document, dumps, of_document
 from piebald.vertical import encryption as backends

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from piebald.core.arguments import plain
 from piebald.core.errors import SettingError
-from piebald.core.wording import plain
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document
 

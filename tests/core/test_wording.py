@@ -8,9 +8,8 @@ import pytest
 from pydantic import Field
 
 from piebald.contracts.component import Settings, from_tables
-from piebald.core.arguments import Positive, checked
+from piebald.core.arguments import Positive, checked, type_in_words
 from piebald.core.errors import SettingError
-from piebald.core.wording import type_in_words
 from piebald.settings.toml_document import dumps, pair
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.federation.link.frames import FRAMING, Connection, Frame, FrameKind
+from piebald.federation.link.messaging import FRAMING, Connection, Frame, FrameKind
 from piebald.federation.link.tls import context
 from piebald.federation.link.wire_format import (
     LONGEST,

@@ -22,8 +22,7 @@ from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.link import tls
-from piebald.federation.link.frames import FrameKind, decode_frame, encode_frame
-from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.messaging import SERVER, FrameKind, Link, decode_frame, encode_frame
 from piebald.federation.link.wire_format import Piece, Refused, Reply, TermsRequest, decode, encode
 from tests import processes
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.inference.request import statistics_request
+from piebald.inference.columns import statistics_request
 from piebald.inference.statistics_at_sites import statistics_at_sites
 from piebald.inference.trees.site_clients import trees_at_sites
 from tests.inference.test_at_sites import InProcess

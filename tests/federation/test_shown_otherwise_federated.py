@@ -23,9 +23,9 @@ from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.transfer import piece_at
 from piebald.federation.link.wire_format import Hello, Piece, TermsRequest, Welcome, digest, encode, task_body
+from piebald.inference.columns import statistics_request
 from piebald.inference.experiment import statistics_of_sites
 from piebald.inference.queries.columns import MaskedSumsQuery
-from piebald.inference.request import statistics_request
 from piebald.inference.trees import site_clients as trees_of_experiment
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound

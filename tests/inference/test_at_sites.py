@@ -19,8 +19,8 @@ from piebald.contracts import Update
 from piebald.core.errors import PiebaldError
 from piebald.data.partition.leakage import SPLITS
 from piebald.experiments.file import ExperimentSettings
+from piebald.inference.columns import statistics_request
 from piebald.inference.pooled_statistics import FederatedStatistics
-from piebald.inference.request import statistics_request
 from piebald.inference.statistics_at_sites import statistics, statistics_at_sites
 
 from .sites import Change, InProcess, Policy, plan

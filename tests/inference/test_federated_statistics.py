@@ -16,9 +16,8 @@ from piebald.contracts import SUM, Device
 from piebald.core.errors import SettingError
 from piebald.core.moments import keys_of, number_of
 from piebald.data.partition import clients_from
-from piebald.inference.columns import ClientColumns, as_text
+from piebald.inference.columns import STEP, ClientColumns, SumPlan, as_text, statistics_request
 from piebald.inference.queries.columns import MaskedSumsQuery
-from piebald.inference.request import STEP, SumPlan, statistics_request
 from piebald.inference.simulated import AskedSites, TableClients, simulated
 from piebald.inference.statistics_at_sites import edges_of, statistics, statistics_at_sites
 from piebald.privacy import SecureAggregation

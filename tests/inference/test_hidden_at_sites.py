@@ -17,10 +17,9 @@ from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.site.site_rows import SiteClient
-from piebald.inference.columns import ClientColumns
+from piebald.inference.columns import STEP, ClientColumns, SumPlan, statistics_request
 from piebald.inference.pooled_statistics import FederatedStatistics
 from piebald.inference.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
-from piebald.inference.request import STEP, SumPlan, statistics_request
 from piebald.inference.simulated import AskedSites
 from piebald.inference.statistics_at_sites import statistics_at_sites
 from piebald.privacy import SecureAggregation

@@ -15,9 +15,9 @@ from piebald.data.preparation import Preparation, PrepareSettings
 from piebald.data.preparation.column_models import TokenColumn
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.inference.columns import statistics_request
 from piebald.inference.linear_models import GlmOptions, fit_glm
 from piebald.inference.models.clients import ModelClients, ModelColumns
-from piebald.inference.request import statistics_request
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.privacy import SecureAggregation
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link import frames, tls
+from piebald.federation.link import messaging, tls
 from piebald.federation.link.messaging import Link
 from piebald.federation.link.tls import SharedSocket
 from piebald.federation.link.wire_format import Reply, encode
@@ -103,10 +103,10 @@ def test_memory_is_taken_as_bytes_arrive() -> None:
         return b"" if len(asked) == 4 else bytes(10)
 
     frame = bytearray(16)
-    assert not frames.receive(recv, frame, frames.FRAME)
+    assert not messaging.receive(recv, frame, messaging.FRAME)
     assert len(frame) == 16 + 30
     assert max(asked) <= 1 << 16
-    assert frames.receive(recv, bytearray(16), 36)
+    assert messaging.receive(recv, bytearray(16), 36)
 
 
 def test_a_connection_whose_answers_are_not_read_is_read_no_further(open_listener: Any) -> None:
@@ -114,7 +114,7 @@ def test_a_connection_whose_answers_are_not_read_is_read_no_further(open_listene
     answered, go_on = threading.Semaphore(0), threading.Event()
     holding = threading.Event()
 
-    class Stuck(frames.Connection):
+    class Stuck(messaging.Connection):
         def send_frame(self, *_: object) -> bool:
             holding.set()
             return go_on.wait(20)
@@ -127,16 +127,16 @@ def test_a_connection_whose_answers_are_not_read_is_read_no_further(open_listene
 
     with open_listener(carry, Stuck)() as connection:
         assert holding.wait(20)
-        for _ in range(frames._ANSWERS + 1):  # one of them is on its way
+        for _ in range(messaging._ANSWERS + 1):  # one of them is on its way
             assert answered.acquire(timeout=20)
         assert not answered.acquire(timeout=0.2)
         go_on.set()
         assert connection.recv(1) == b""
-    assert sum(answered.acquire(blocking=False) for _ in range(200)) == 200 - frames._ANSWERS - 1
+    assert sum(answered.acquire(blocking=False) for _ in range(200)) == 200 - messaging._ANSWERS - 1
 
 
 def test_a_member_that_sends_and_does_not_read_stops_nobody_else(tmp_path: Path) -> None:
-    """Before, answers that it did not take held all threads that handle frames, and other sites got none."""
+    """Before, answers that it did not take held all threads that handle messaging, and other sites got none."""
     folder, port = provisioned(tmp_path), free_port()
     server = Link("server", ("127.0.0.1", port), folder / "server", lambda _: True, lambda _: None)
     server.on("hello", Reply, lambda *_: encode(Reply(status="done")))
@@ -154,9 +154,9 @@ def test_a_member_that_sends_and_does_not_read_stops_nobody_else(tmp_path: Path)
             plain.connect(("127.0.0.1", port))
             with tls.context(folder / "site-1", False).wrap_socket(plain) as hostile:
                 hostile.settimeout(0.5)
-                request = frames.encode_frame(frames.FrameKind.REQUEST, 1, "hello", encode(Reply(status="done")))
+                request = messaging.encode_frame(messaging.FrameKind.REQUEST, 1, "hello", encode(Reply(status="done")))
                 with suppress(TimeoutError):  # the server reads no more
-                    hostile.sendall(b"piebald" + bytes([frames.FRAMING]))
+                    hostile.sendall(b"piebald" + bytes([messaging.FRAMING]))
                     for _ in range(100):
                         hostile.sendall(200 * request)
                 assert all(answered(10.0) for _ in range(3))

@@ -16,8 +16,7 @@ import pytest
 from piebald.core.tensor_store import LARGE
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link import messaging, tls, transfer
-from piebald.federation.link.frames import FRAMING, FrameKind, encode_frame
-from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.messaging import FRAMING, SERVER, FrameKind, Link, encode_frame
 from piebald.federation.link.transfer import Assembly, piece_at
 from piebald.federation.link.wire_format import PIECE, WINDOW, Hello, Piece, StoredBody, digest, encode, pack_update
 from tests.federation.conftest import provisioned, until

@@ -28,8 +28,7 @@ from piebald.data.partition import clients_from
 from piebald.experiments.run_settings import RunSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.link.frames import Connection, FrameKind, decode_frame
-from piebald.federation.link.messaging import SERVER
+from piebald.federation.link.messaging import SERVER, Connection, FrameKind, decode_frame
 from piebald.federation.link.tls import SharedSocket
 from piebald.federation.link.wire_format import (
     CheckRequest,

@@ -19,8 +19,8 @@ from piebald.core.errors import PiebaldError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.inference import experiment
+from piebald.inference.columns import statistics_request
 from piebald.inference.experiment import statistics_of_sites
-from piebald.inference.request import statistics_request
 from piebald.privacy.secure_aggregation import transform
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.runs import prepare

@@ -38,11 +38,11 @@ from piebald.federation.site import consent
 from piebald.federation.site.policy import UNTRAINED, Policy
 from piebald.federation.site.site_rows import SiteClient, SiteSource, rows_before_a_run, rows_of
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.inference.columns import statistics_request
 from piebald.inference.experiment import open_sites, question_recipe
 from piebald.inference.queries.columns import StatisticsQuery
 from piebald.inference.queries.prepare import PrepareQuery
 from piebald.inference.queries.trees import TreeScoresQuery
-from piebald.inference.request import statistics_request
 from piebald.inference.statistics_at_sites import stated_questions, statistics_at_sites
 from piebald.inference.trees.forest import TreeSettings
 from piebald.methods.queries import Confusion, Evaluate

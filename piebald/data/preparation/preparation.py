@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from piebald.contracts.component import WordedModel
+from piebald.core.arguments import sentence
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.wording import sentence
 from piebald.data.preparation.cleaning import Cleaning
 from piebald.data.preparation.column_models import (
     MOST_COLUMNS,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from piebald.contracts import Split, Task
-from piebald.federation.link.frames import Connection
+from piebald.federation.link.messaging import Connection
 from piebald.federation.link.transfer import Assembly
 from piebald.federation.link.wire_format import PROTOCOL, Hello, Piece, Refused, Reply, ResultBody, Welcome, unpack_task
 from piebald.federation.site.client_store import ClientStore, FinishedTask

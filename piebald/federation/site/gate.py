@@ -25,8 +25,7 @@ from piebald.contracts import SUM, WEIGHT, Clients, Query, ResultForm, Split, Ta
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.randomness import NoiseSource
-from piebald.federation.link.frames import Connection
-from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Connection, Link
 from piebald.federation.link.transfer import WAIT, fetch_terms, send_body
 from piebald.federation.link.wire_format import (
     CheckRequest,

@@ -21,7 +21,17 @@ from piebald.core.moments import Floats, merged
 from piebald.data.clients.prepared import preparation_of
 from piebald.data.preparation.column_models import NumericColumn
 from piebald.data.preparation.columns import are_classes, in_order
-from piebald.inference.columns import MOST_CODES, TARGET, as_text, check_codes, client_names, columns_of
+from piebald.data.preparation.preparation import PrepareSettings
+from piebald.inference.columns import (
+    MOST_CODES,
+    STEP,
+    TARGET,
+    as_text,
+    asked_owners,
+    check_codes,
+    client_names,
+    columns_of,
+)
 from piebald.inference.models.formula import CLIENT, Column, Computed, Formula, Term, terms_of_column
 from piebald.inference.models.rows import MOST_COLUMNS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.queries.columns import (
@@ -32,7 +42,6 @@ from piebald.inference.queries.columns import (
     table_columns,
 )
 from piebald.inference.queries.columns import columns as rows_columns
-from piebald.inference.request import STEP
 from piebald.inference.simulated import AskedSites, TableClients, simulated
 from piebald.inference.statistics_at_sites import AskedColumns, ExactAnswers
 from piebald.methods.client_work import ClientWork
@@ -361,7 +370,7 @@ def _vectors(numbers: Floats) -> dict[str, Tensor]:
 @contextmanager
 def asked_tables(
     source: Any, client: str | None, options: ModelOptions, split: Split, features: Sequence[str] | None,
-    categories: Mapping[str, Sequence[str]] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None, prepare: PrepareSettings | Mapping[str, Any] | None = None,
 ) -> Iterator[ModelClients]:  # fmt: skip
     """Open clients on this machine, in the simulator.
 
@@ -369,6 +378,7 @@ def asked_tables(
         source, client, split, features: as of `columns.columns_of`.
         options: of the model, whose columns are read.
         categories: as of `ModelColumns`.
+        prepare: as of `columns.asked_owners`.
 
     Raises:
         SettingError: a column has too many categories.
@@ -378,7 +388,8 @@ def asked_tables(
         # a table may have a column that is called C(name) itself
         coded = {name: match[1].strip() for name in options.columns if (match := _CODED.fullmatch(name))}
         wanted, optional = [*options.columns, *coded.values(), *roles.names], {*optional, *coded, *coded.values()}
-    tables = columns_of(source, client, wanted, split, features, optional)
+    owners = asked_owners(source, client, prepare, (client,))
+    tables = columns_of(owners, client, wanted, split, features, optional)
     labels = () if roles.cluster is None else (roles.cluster,)
     clients = TableClients.of(tables, categories, MOST_CODES, labels)
     with ExitStack() as stack:

@@ -17,8 +17,8 @@ import numpy as np
 
 from piebald.core.moments import Floats, Ints
 from piebald.core.tensor_store import blocks
+from piebald.inference.columns import STEP
 from piebald.inference.models.rows import ModelPlan, ModelRows
-from piebald.inference.request import STEP
 
 _COUNT, _EVENTS, _CURVATURE = 0.3, 0.5, 1.0  # lengths of a row's count, events and information, beside its score
 _ROWS = 1 << 14  # whose contributions are held at once

@@ -36,11 +36,10 @@ from piebald.core.errors import Declined, shown
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
 from piebald.core.randomness import NoiseSource
 from piebald.data.preparation.answers import check_moments
-from piebald.inference.columns import ClientColumns, target_columns
+from piebald.inference.columns import STEP, ClientColumns, SumPlan, bounds_reason, target_columns
 from piebald.inference.models.noisy_sums import NoisyPlan
 from piebald.inference.models.rows import MOST_COLUMNS, MOST_SUMS, Ask, ModelPlan, ModelRows, model_rows
 from piebald.inference.models.sums import check_sums, client_sums
-from piebald.inference.request import STEP, SumPlan, bounds_reason
 
 PARTS = ("present", "missing", "infinite", "mean", "scatter")
 MOST_KEYS = 256  # thresholds of a column in one question
@@ -245,7 +244,7 @@ class MaskedSumsQuery(SumsQuery, RowsQuery):
     """Send bounded sums of each column under the run's masks, without noise (`kind` is "masked_sums").
 
     Columns are the numbers of an input, flattened, and then those of a target; a class is counted instead.  The sums
-    are those of `request.SumPlan`: rows that are present, missing, infinite, sums of numbers and of their squares
+    are those of `columns.SumPlan`: rows that are present, missing, infinite, sums of numbers and of their squares
     in units of the bounds, and a histogram between them.  A number outside its bounds counts as the nearer one.  A
     column of codes is counted by category, like a class, and columns that are so counted may be counted together.
 
