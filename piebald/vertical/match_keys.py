@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NAME = "name"
 _LIKE = str.maketrans("øœæłđð", "ooaldd")  # letters that Unicode does not take for others with an accent
+_ACCENTS = (202, 220, 230)  # classes of what stands at, below or above a letter, which is the same without it
+_APOSTROPHES = "'`\u2018\u2019\u02bc"
 KINDS = ("exact", "text", "date", "phone", NAME)
 BETWEEN = "\x1f"  # the columns of a key, which no cell has in it
 
@@ -80,9 +82,13 @@ def _written(series: Series[Any], kind: str, country: str) -> list[str]:
 
 def _name(text: str) -> str:
     """Return the words of a name, for which there are several ways to write accents, and an order."""
-    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-    plain = re.sub("([aou])e", r"\1", plain.translate(_LIKE))  # Mueller is Müller
-    return " ".join(sorted(re.findall(r"[^\W_]+", re.sub(r"['\u2019\u02bc`\u00b4]", "", plain))))
+    split = unicodedata.normalize("NFKD", text)
+    plain = "".join(letter for letter in split if unicodedata.combining(letter) not in _ACCENTS)
+    plain = unicodedata.normalize("NFC", plain).translate(_LIKE)
+    plain = re.sub("([aou])e", r"\1", plain)  # Mueller is Müller
+    # marks are letters, too: other scripts write vowels by them
+    apart = ("" if one in _APOSTROPHES else one if unicodedata.category(one)[0] in "LMN" else " " for one in plain)
+    return " ".join(sorted("".join(apart).split()))
 
 
 def _phone(word: str, country: str) -> str:

@@ -135,6 +135,19 @@ def test_names_are_written_alike(one, other):
     assert first == second != [""]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\u0930\u093e\u092e", "\u0930\u092e\u093e"),  # vowels of Devanagari are marks
+        ("\u304b\u304d", "\u304c\u304d"),  # ka and ga of Hiragana
+        ("anna", "ann a"),
+    ],
+)
+def test_other_names_stay_apart(one, other):
+    first, second = (keys_of(pandas.DataFrame({"k": [cell]}), ["k"], ["name"]) for cell in (one, other))
+    assert first != second
+
+
 def test_one_letter_may_differ_in_one_column_of_names_and_in_no_other():
     frame = pandas.DataFrame({"first": ["maria"], "last": ["smith"], "born": ["2001-02-03"]})
     (key,) = keys_of(frame, list(frame), ["name", "name", "date"])
