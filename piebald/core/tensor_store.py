@@ -315,12 +315,12 @@ class StoredVectors(Mapping[str, Tensor]):
         return numbers
 
 
-def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
+def mapped(vector: Tensor, above: int, folder: Path | None) -> Tensor:
     """A vector of more than `above` bytes, moved to a nameless file in a folder and mapped from it; else as it is.
 
     The numbers are the same.  The system reads a page of the file when it is needed and gives it up where memory is
     short, so such a vector costs room on the disk.  The file is gone when the last tensor of it is, however the process
-    ends.  The result must not be written to.
+    ends.  The result must not be written to.  Without a folder it is the system's own for temporary files.
 
     Raises:
         RuntimeFault: the file cannot be made or does not fit.
@@ -333,9 +333,29 @@ def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
         return file.mapped(vector.dtype).view(vector.shape)
     except OSError as error:
         raise RuntimeFault(
-            f"a vector of {vector.nbytes:,} bytes cannot be kept in a file in {folder} ({error.strerror}): make room "
-            "there, or raise the runtime's map_above"
+            f"a vector of {vector.nbytes:,} bytes cannot be kept in a file in {folder or tempfile.gettempdir()} "
+            f"({error.strerror}): make room there, or raise the runtime's map_above"
         ) from error
+
+
+def file_of_start(vector: Tensor, folder: Path | None = None, above: float = math.inf) -> Tensor:
+    """The first numbers of a run, likewise, where they take more than 64 MiB already: after the first step hardly
+    anybody reads them, and they would lie in memory to the end.
+
+    Args:
+        vector: the numbers.
+        folder: of the file, None for the system's own.
+        above: bytes up to which they stay in memory where no file can be made.
+
+    Raises:
+        RuntimeFault: no file can be made of more bytes than that.
+    """
+    try:
+        return mapped(vector, int(min(above, MOST_IN_MEMORY)), folder)
+    except RuntimeFault:
+        if vector.nbytes > above:
+            raise
+        return vector
 
 
 def part_of(vectors: Mapping[str, Tensor], name: str, span: slice) -> Tensor:
@@ -359,13 +379,13 @@ class NamelessFile:
     """A file without a name, so that nobody else opens it, and nothing stays of it however the process ends.
 
     Args:
-        folder: where it takes its room.
+        folder: where it takes its room, None for the system's own.
 
     Raises:
         OSError: no file can be made there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         # a handle without Python's buffer, and without a file object that warns when nobody closes it
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             self._handle = os.dup(file.fileno())

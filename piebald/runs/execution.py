@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from piebald.core.errors import RunFolderError
 from piebald.core.machine import HOST, existing_objects_frozen, float64_device, free_memory, moved, naming_lost
 from piebald.core.private_files import write_private
 from piebald.core.progress import Bar
-from piebald.core.tensor_store import mapped
+from piebald.core.tensor_store import file_of_start, mapped
 from piebald.data.clients.prepared import gaps_by_client, preparation_of
 from piebald.data.measures.heterogeneity import measure_heterogeneity
 from piebald.data.preparation.tokens import keep_tokenizer
@@ -76,16 +75,15 @@ def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
 
 
 def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
-    """The same run, whose first numbers lie in a file where they are long (`RuntimeSettings.map_above`)."""
-    initial = _keep(plan, folder)(plan.work.initial)
+    """The same run, whose first numbers lie in a file where they are long (`file_of_start`)."""
+    initial = file_of_start(plan.work.initial, folder, plan.runtime.map_above)
     plan.work.layout.lend(plan.work.model, initial)
     return replace(plan, work=replace(plan.work, initial=initial))
 
 
 def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
     """Return the place of the server's vectors: memory, or files in the run's folder."""
-    room = Path(tempfile.gettempdir()) if folder is None else folder
-    return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
+    return functools.partial(mapped, above=plan.runtime.map_above, folder=folder)
 
 
 _COPIES = 8  # of a cohort's updates: those that steps make, and as much again for the clients that train

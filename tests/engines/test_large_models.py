@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
+from piebald.core import tensor_store
 from piebald.core.cohort_matrix import divided, weighted_sum
 from piebald.core.errors import RuntimeFault
-from piebald.core.tensor_store import mapped
+from piebald.core.tensor_store import file_of_start, mapped
 from piebald.engines import sequential
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.sgd_step import SgdRun
@@ -154,6 +155,23 @@ def test_a_folder_without_room_is_one_sentence(tmp_path: Path) -> None:
         mapped(torch.zeros(3), 0, tmp_path / "missing")
     short = torch.zeros(3)
     assert mapped(short, 12, tmp_path / "missing") is short
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="needs /proc of Linux")
+def test_the_first_numbers_of_a_run_lie_in_a_file_before_its_global_models_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = small_run("fedavg", HERE)
+    monkeypatch.setattr(tensor_store, "MOST_IN_MEMORY", 100)
+    run = small_run("fedavg", HERE)
+    files = in_files(MAPS.read_text())
+    assert any(run.work.initial.data_ptr() in span for span in files)
+    assert not any(run.cluster_models[0].data_ptr() in span for span in files)
+    assert torch.equal(numbers_of(run), numbers_of(whole))
+    missing, vector = tmp_path / "missing", torch.zeros(50)
+    assert file_of_start(vector, missing, 1000) is vector  # a run that would go on in memory does so
+    with pytest.raises(RuntimeFault, match="map_above"):
+        file_of_start(vector, missing, 150)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

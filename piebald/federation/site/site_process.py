@@ -29,6 +29,7 @@ from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.plain_text import printable
 from piebald.core.references import USERS, Outside, Resolver, is_file, list_file
+from piebald.core.tensor_store import file_of_start
 from piebald.data.clients.data_source import RunRows
 from piebald.data.clients.prepared import StandardisedClients, in_own_unit
 from piebald.data.preparation.preparation import PrepareSettings
@@ -353,9 +354,11 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
     """Return the run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
     model = terms.model_of(settings, clients)
+    initial = file_of_start(model.initial)
+    model.layout.lend(model.model, initial)
     public = clients.public_rows
     work = ClientWork(
-        model.model, model.layout, model.initial, objective, terms.seed, terms.own_shape, model.outputs, trainer,
+        model.model, model.layout, initial, objective, terms.seed, terms.own_shape, model.outputs, trainer,
         transforms, own_query,
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
         questions=tuple(terms.questions), trains=terms.trains, weighted=settings.data.weights is not None,
