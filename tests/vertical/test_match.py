@@ -34,6 +34,7 @@ from .conftest import credentials, talk
 from .tampered import Killed, Mortal, Tampered
 
 group = pytest.importorskip("rbcl")
+ristretto()  # removes the file that the import leaves behind
 BANK, SHOP = ["anna", "bert", "carl", "dora"], ["dora", "emil", "anna"]
 
 
@@ -605,12 +606,13 @@ def test_the_library_leaves_no_file_behind():
     assert not path.exists()
 
 
-def test_a_library_that_cannot_be_loaded_is_a_sentence(monkeypatch):
+def test_a_library_that_cannot_be_loaded_is_a_sentence(tmp_path, monkeypatch):
     def refused(_: str) -> None:
         raise OSError("failed to map segment from shared object")
 
     for name in [name for name in sys.modules if name.split(".")[0] == "rbcl"]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("ctypes.cdll.LoadLibrary", refused)
     with pytest.raises(SettingError, match=r"failed to map.*let TMPDIR name a folder"):
         ristretto()

@@ -14,11 +14,13 @@ from piebald.cli import main
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.hub.local_federation import free_port
 from piebald.privacy.ledger import FOLDER
+from piebald.vertical.key_matching import ristretto
 
 from .conftest import small
 from .test_files import people, pytestmark  # noqa: F401
 
 pytest.importorskip("rbcl")
+ristretto()  # removes the file that the import leaves behind
 SHOPS = ("shop-a", "shop-b")
 
 
