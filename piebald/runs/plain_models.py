@@ -2,7 +2,8 @@
 
 A table of few rows is often served best by a linear model, which no network that is trained alone shows.  Shrunken
 linear discriminant analysis, logistic regression and boosted trees are fitted for classes, ridge regression and boosted
-trees for numbers, with their usual settings, to training rows alone.
+trees for numbers, Poisson regression and boosted trees for counts, whose exposures are weights of rates, with their
+usual settings, to training rows alone.
 
 Source: Ledoit and Wolf, *Honey, I shrunk the sample covariance matrix*, Journal of Portfolio Management 2004.
 """
@@ -24,7 +25,7 @@ from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.objective import Objective
-from piebald.core.targets import known
+from piebald.core.targets import counts_and_exposures, known
 from piebald.engines.scoring import value_of, values_of_rows
 from piebald.report.row_noise import CHOOSING, PLAIN
 from piebald.runs.finished_run import Run
@@ -68,7 +69,7 @@ class PlainModel(nn.Module):
         return cls(state)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logarithms of the shares of classes [n, classes], or numbers [n, 1], of inputs [n, d]."""
+        """Return logarithms of shares [n, classes], or numbers or logarithms of rates [n, 1], of inputs [n, d]."""
         own: Any = self
         wide = x.double()
         scores = self._grown(wide) if "depth" in self._names else wide @ own.weight.T + own.bias
@@ -142,7 +143,7 @@ class PlainModels:
 
     def _model_of(self, name: str, rows: Rows) -> PlainModel:
         classes = len(self.clients.classes or ()) if self.objective.classifies else None
-        return _as_tensors(_fitted(self.makers[name], rows), classes)
+        return _as_tensors(_fitted(self.makers[name], rows, self.objective.name == "counts"), classes)
 
     def judged(self, name: str, client: int, rows: Rows) -> tuple[Objective, Tensor, Any] | None:
         """The objective, the outputs of a client's model on rows, and their targets; None where it has no model."""
@@ -153,7 +154,7 @@ class PlainModels:
 
     def _outputs(self, model: PlainModel, rows: Rows) -> Tensor:
         outputs: Tensor = model(pytree.single(rows.x, "a plain model"))
-        return outputs if self.objective.classifies else outputs.reshape(pytree.single(rows.y, "a plain model").shape)
+        return outputs if self.objective.classifies else outputs.reshape(-1, *[1] * (rows.y.dim() - 1))  # type: ignore[union-attr]
 
     def cross_validated(self, name: str, client: int, metric: str) -> float | None:
         """A metric of a client's training rows, each predicted by a model of the other folds; None of fewer than two
@@ -163,7 +164,7 @@ class PlainModels:
         """
         key, rows = (name, client, metric), self.clients.rows(client, "train")
         if key not in self._crossed:
-            order = pytree.single(rows.y, "a plain model").reshape(len(rows)).argsort(stable=True)
+            order = pytree.single(rows.y, "a plain model").reshape(len(rows), -1)[:, 0].argsort(stable=True)
             fold = torch.empty(len(rows), dtype=torch.int64)
             fold[order] = torch.arange(len(rows)) % _FOLDS
             outputs, indices = list[Tensor](), list[Tensor]()
@@ -238,18 +239,30 @@ def _makers(clients: Clients, objective: Objective) -> Mapping[str, Callable[[],
         return {**lda, "logistic regression": _logistic, "boosted trees": _trees}
     if objective.name in ("regression", "l1", "huber") and y[0].numel() == 1:
         return {"ridge regression": _ridge, "boosted trees": _regression_trees}
+    if objective.name == "counts" and bool((y >= 0).all()):
+        return {"Poisson regression": _poisson, "boosted trees": _count_trees}
     return {}
 
 
-def _fitted(make: Callable[[], Any], rows: Rows) -> Any:
-    """A model of a client's rows; the most frequent class or the mean where they are too few for it."""
+def _fitted(make: Callable[[], Any], rows: Rows, counts: bool = False) -> Any:
+    """A model of a client's rows; the most frequent class or the mean where they are too few for it.
+
+    Args:
+        make: makes the model.
+        rows: its training rows.
+        counts: whether targets are counts, of which rates are fitted.
+    """
     from sklearn.dummy import DummyClassifier, DummyRegressor
 
     x, y = (pytree.single(part, "a plain model").numpy() for part in (rows.x, rows.y))
+    weights = None if rows.weight is None else rows.weight.numpy()
+    if counts:  # the likelihood of counts is that of rates with exposures as weights
+        count, exposure = (part.double().numpy() for part in counts_and_exposures(rows.y))
+        y, weights = count / exposure, exposure * (1 if weights is None else weights)
     y = y.reshape(len(rows))
     model = make()
     steps = [f"{name}__sample_weight" for name, _ in model.steps] if hasattr(model, "steps") else ["sample_weight"]
-    weight = {} if rows.weight is None else dict.fromkeys(steps, rows.weight.numpy())
+    weight = {} if weights is None else dict.fromkeys(steps, weights)
     is_constant = len(np.unique(y)) == 1  # discriminant analysis would fail at its first prediction
     with warnings.catch_warnings():
         # columns that repeat each other and steps that run out are no news of a model that is only a measure
@@ -260,7 +273,9 @@ def _fitted(make: Callable[[], Any], rows: Rows) -> Any:
         except ValueError:  # no more rows than classes
             pass
         plain = DummyClassifier(strategy="prior") if hasattr(model, "predict_proba") else DummyRegressor()
-        return plain.fit(x, y, sample_weight=None if rows.weight is None else rows.weight.numpy())
+        if counts and weights is not None:  # half a count where nothing was counted, as in `row_scores.constant`
+            y = np.full(len(rows), np.log(np.average(y, weights=weights) or 0.5 / weights.sum()))
+        return plain.fit(x, y, sample_weight=weights)
 
 
 def _as_tensors(fitted: Any, classes: int | None) -> PlainModel:
@@ -331,6 +346,21 @@ def _ridge() -> Any:
     from sklearn.preprocessing import StandardScaler
 
     return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))
+
+
+def _poisson() -> Any:
+    from sklearn.linear_model import PoissonRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    # of a mean over rows: of a hundred rows the penalty of `LogisticRegression`, and not a hundred times it
+    return make_pipeline(StandardScaler(), PoissonRegressor(alpha=0.01, max_iter=1000))
+
+
+def _count_trees() -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    return HistGradientBoostingRegressor(loss="poisson", min_samples_leaf=5, early_stopping=False, random_state=0)
 
 
 def _regression_trees() -> Any:

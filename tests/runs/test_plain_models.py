@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, RidgeCV
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 import piebald
 from piebald import models, partition, recipes
 from piebald.advice import advise
-from piebald.core.objective import objective_for
+from piebald.core.objective import OBJECTIVES, objective_for
 from piebald.engines.scoring import value_of
 from piebald.report.paired import Scores
 from piebald.report.verdict import ScoreVerdict, compared
@@ -70,6 +71,54 @@ def test_numbers_are_predicted_by_ridge_regression_in_their_unit() -> None:
         assert score(models_alone, "ridge regression", client) == pytest.approx(
             float(value_of(metric, said, test.y)), rel=1e-4
         )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rates_are_predicted_by_poisson_regression_with_exposures_as_weights(weighted: bool) -> None:
+    rng, pieces = np.random.default_rng(3), list[Any]()
+    for client in "abc":
+        x, days = rng.normal(size=(80, 2)), rng.integers(1, 20, 80)
+        falls = rng.poisson(days * np.exp(-2 + x[:, 0])) * (client != "c")  # nobody falls there
+        pieces.append(pandas.DataFrame({"ward": client, "x": x[:, 0], "z": x[:, 1], "falls": falls, "days": days}))
+    table = pandas.concat(pieces).assign(w=rng.integers(1, 4, 240))
+    target = {"count": "falls", "exposure": "days"}
+    clients = partition.clients_from(table, client="ward", target=target, test=0.3, seed=1, features=["x", "z"],
+                                     weights="w" if weighted else None)  # fmt: skip
+    models_alone = PlainModels(clients, OBJECTIVES["counts"])
+    assert list(models_alone.makers) == ["Poisson regression", "boosted trees"]
+    for client in range(2):
+        train, test = (clients.rows(client, split) for split in ("train", "test"))
+        (count, exposure), rows = train.y.double().numpy().T, train.x.numpy()
+        weights = exposure * (train.weight.numpy() if weighted else 1)
+        scaler = StandardScaler().fit(rows, sample_weight=weights)
+        own = PoissonRegressor(alpha=0.01, max_iter=1000).fit(scaler.transform(rows), count / exposure, weights)
+        said = torch.tensor(np.log(own.predict(scaler.transform(test.x.numpy())))).float()
+        judged = models_alone.judged("Poisson regression", client, test)
+        assert judged is not None
+        assert judged[1][:, 0].numpy() == pytest.approx(said.numpy(), abs=1e-4)
+        trees = models_alone.judged("boosted trees", client, test)
+        grown = HistGradientBoostingRegressor(loss="poisson", min_samples_leaf=5, early_stopping=False, random_state=0)
+        assert trees is not None
+        assert trees[1].exp()[:, 0].numpy() == pytest.approx(
+            grown.fit(rows, count / exposure, weights).predict(test.x.numpy()), rel=1e-4
+        )
+        assert models_alone.cross_validated("Poisson regression", client, "poisson_deviance") == pytest.approx(
+            score(models_alone, "Poisson regression", client), rel=1
+        )
+    (nobody,) = {*models_alone.judged("boosted trees", 2, clients.rows(2, "test"))[1].flatten().tolist()}  # type: ignore[index]
+    own = clients.rows(2, "train")
+    weights = own.y[:, 1] * (own.weight if weighted else 1)
+    assert np.exp(nobody) == pytest.approx(0.5 / float(weights.sum()), rel=1e-5)
+
+
+def test_a_comparison_of_rates_names_the_plain_models() -> None:
+    rng = np.random.default_rng(4)
+    x, days = rng.normal(size=120), rng.integers(1, 20, 120)
+    table = pandas.DataFrame({"ward": list("ab") * 60, "x": x, "falls": rng.poisson(days * np.exp(x)), "days": days})
+    clients = partition.clients_from(table, client="ward", target={"count": "falls", "exposure": "days"}, test=0.3)
+    made = [recipes.fedavg(lr=0.001), recipes.local(lr=0.001)]
+    compared = piebald.compare(made, clients, models.build_model("mlp", (1,), 1, hidden=[]), rounds=2)
+    assert "Poisson regression" in str(compared)
 
 
 def test_clients_with_one_class_or_no_rows_do_not_end_it() -> None:
