@@ -3,6 +3,7 @@
 `product/<federation>.jsonl` has a line for each run of the full grid and for each search.  That of a run has its
 accuracy on the rows of each client, in tenths of a thousandth; that of a search has those of what it recommends, of its
 ensemble, and of those that are alone, and what it has cost in rounds.  What is there is not repeated.
+`product/distilled.jsonl` has a line for each search that distils its ensemble, on some of the federations.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from piebald.contracts import Split
 FOLDER = Path(__file__).parent / "product"
 SPLITS: tuple[Split, ...] = ("validation", "test")
 ADVISE = "piebald advise"
+_DISTILLED, _SCORES = "distilled.jsonl", ("recommended", "ensemble", "distilled")
 Job = tuple[Federation, Entry | None, int]  # None is the search
 
 
@@ -103,6 +105,47 @@ def _search(federation: Federation, seed: int, path: Path) -> dict[str, Any]:
         "local": tested.get("local"), "plain": None if plain is None else [plain.name, _points(plain.test)],
         "pays": advice.pays, "gain": [evidence.gain, evidence.low, evidence.high], "rounds": advice.spent.rounds,
     }  # fmt: skip
+
+
+def distil_all(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, names: Sequence[str] = ()) -> int:
+    """Search once more where the ensemble is distilled into one model, of what is not there yet; return the number."""
+    torch.set_num_threads(1)
+    kept = Lines(folder / _DISTILLED, "entry", "seed")
+    for seed in seeds:
+        for federation in FRESH:
+            if (names and federation.name not in names) or (federation.name, seed) in kept.done():
+                continue
+            others = (other for other in SEEDS if other != seed)
+            advice = piebald.advise(
+                federation.clients(),
+                federation.model,
+                rounds=ROUNDS,
+                seeds=(seed, *others),
+                training=TRAINING,
+                distil=True,
+            )
+            tested = {checked.label: checked.scores.of_seeds([seed]).mean for checked in advice.tested}
+            mean, one = advice.ensemble, advice.distilled
+            if mean is not None and one is not None:
+                scores = {"recommended": tested[advice.recommended], "ensemble": mean.score, "distilled": one.score}
+                line = {name: round(SCALE * score) for name, score in scores.items()}
+                kept.add({"entry": federation.name, "seed": seed, **line, "name": one.runner.name})
+    return len(kept.done())
+
+
+def distilled_table(folder: Path = FOLDER) -> str:
+    """The accuracy of the recommendation, of the ensemble and of one model distilled from it: means over seeds."""
+    kept, rows = Lines(folder / _DISTILLED, "entry", "seed").read(), list[tuple[float, ...]]()
+    lines = ["| federation | seeds | recommended recipe | ensemble | distilled into one model |", "|---" * 5 + "|"]
+    for federation in FRESH:
+        if of_one := [line for line in kept if line["entry"] == federation.name]:
+            rows.append(tuple(100 / SCALE * float(np.mean([x[name] for x in of_one])) for name in _SCORES))
+            cells = " | ".join(f"{value:.1f}" for value in rows[-1])
+            lines.append(f"| {federation.words} | {len(of_one)} | {cells} |")
+    if not rows:
+        return ""
+    cells = " | ".join(f"{value:.1f}" for value in np.mean(rows, axis=0))
+    return "\n".join([*lines, f"| **mean** | | {cells} |"]) + "\n"
 
 
 def _points(scores: Any) -> list[int]:

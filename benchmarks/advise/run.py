@@ -7,6 +7,7 @@
     advise      run the race on truth/ instead of training, and write advice.json
     simulated   train on federations that were made up, draw scores of others, and write simulated.json
     product     run `piebald advise` itself on federations with many fresh rows, and the full grid beside it
+    distilled   run `piebald advise --distil` on them
     score       score the adviser and simple rules by truth/, and write RESULTS.md
 
 All need the prepared data sets (PIEBALD_DATA).  `truth` takes minutes for one seed on one core and can be stopped at
@@ -30,7 +31,8 @@ def main() -> int:
         __doc__, seeds=list(truth.SEEDS), federations=[], minutes=float("inf"), truth=truth.FOLDER, out=Path()
     )
     parser.add_argument(
-        "part", choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "product", "score")
+        "part",
+        choices=("truth", "references", "portfolio", "rows", "advise", "simulated", "product", "distilled", "score"),
     )
     options = parser.parse_args()
     if options.part == "truth":
@@ -49,6 +51,11 @@ def main() -> int:
         )
         print(f"{there} of {wanted} runs")
         return 0 if there >= wanted else 1
+    if options.part == "distilled":
+        import product
+
+        print(product.distil_all(product.FOLDER, tuple(options.seeds), tuple(options.federations)))
+        return 0
     if options.part == "references":
         import portfolio
 

@@ -16,6 +16,7 @@ from federations import BY_NAME, FEDERATIONS, HELD_BACK, MADE_UP
 from grid import GRID, LEADERS, RATES, ROUNDS
 from known import Entry, Known, chosen, known_federations, own_settings, tuned
 from portfolio import learned, without
+from product import distilled_table
 from product import table as product_table
 from shared.stored import texts
 from truth import SEEDS
@@ -260,6 +261,7 @@ def write(folder: Path) -> str:
     pays = {one.name: federating_pays(one) for one in (*known, *held)}
     parts = [_head(known), "## Summary\n", _summary([one.name for one in known], verdicts, pays)]
     parts += [TEXTS["product"], product] if (product := product_table()) else []
+    parts += [TEXTS["distilled"], distilled] if (distilled := distilled_table()) else []
     parts += ["## Goals\n", _goals(known, held, verdicts, pays)]
     parts += ["## Regret by federation\n", _by_federation(known, verdicts, pays)]
     if held:

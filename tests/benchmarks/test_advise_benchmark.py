@@ -312,3 +312,16 @@ def test_the_product_is_judged_by_the_best_run_of_the_grid_with_its_seed(
     assert cost == pytest.approx(1 / 3)
     assert product.regrets(kept.read(), 1) is None
     assert f"| {product.FRESH[0].words} | 1 | {best:.1f} |" in product.table(tmp_path)
+
+
+def test_what_a_distilled_model_keeps_is_told_as_a_mean_over_seeds_and_nothing_is_searched_twice(
+    parts: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    import product
+
+    assert product.distilled_table(tmp_path) == ""
+    kept, name = product.Lines(tmp_path / "distilled.jsonl", "entry", "seed"), product.FRESH[0].name
+    for seed, scores in enumerate([(6000, 7000, 6500), (6200, 7000, 6900)]):
+        kept.add({"entry": name, "seed": seed, **dict(zip(product._SCORES, scores, strict=True))})
+    assert f"| {product.FRESH[0].words} | 2 | 61.0 | 70.0 | 67.0 |" in product.distilled_table(tmp_path)
+    assert product.distil_all(tmp_path, (0, 1), [name]) == 2
