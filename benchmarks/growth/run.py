@@ -20,7 +20,7 @@ from typing import Any
 sys.path.extend([str(Path(__file__).parents[1] / "simulator"), str(Path(__file__).parents[1])])
 
 from shared.markdown import block, put, rows, table
-from shared.measured import Watch, apart, of_tree, processor
+from shared.measured import Watch, apart, children, of_tree, processor, seconds_of
 from shared.options import reader
 
 PAGE = Path(__file__).parent / "RESULTS.md"
@@ -99,17 +99,31 @@ def served(count: int) -> Work:
     return trained("fedasync", count, count, 500, runtime=runtime, cohort=count)
 
 
-def compared(count: int) -> Work:
-    """Two recipes and the report of their comparison."""
+def chosen(how: str, count: int) -> Work:
+    """A search over methods or their settings among clients of 40 rows: a comparison with its report, a tuning or an
+    advice.
+    """
     from torch import nn
 
     import piebald
 
     frame = tabled(40 * count, count).drop(columns="months")
-    options: dict[str, Any] = {"rounds": 3, "seeds": [0, 1], "runtime": piebald.Simulator(workers=0)}
     clients = piebald.clients_from(frame, client="clinic", target="ill")
+    options: dict[str, Any] = {"rounds": 3, "seeds": [0, 1], "runtime": piebald.Simulator(workers=0)}
+    given = (clients, lambda seed: nn.Linear(5, 2))
+    if how == "advise":
+        return lambda: piebald.advise(*given, families=["fedavg"], budget=9, more_data=False, **options)
+    if how == "tune":
+        return lambda: piebald.tune(["fedavg", "local"], *given, budget=9, **options)
     both = {name: piebald.recipes.make(name) for name in ("fedavg", "local")}
-    return lambda: str(piebald.compare(both, clients, lambda seed: nn.Linear(5, 2), **options))
+    return lambda: str(piebald.compare(both, *given, **options))
+
+
+def by_ray(count: int) -> Work:
+    """A run of two of Ray's actors, which have begun before."""
+    import piebald
+
+    return trained("fedavg", 10_000, cohort=count, runtime=piebald.Ray(workers=2, store=1 << 28))
 
 
 def per_round(recipe: str) -> Callable[[int], Work]:
@@ -138,7 +152,9 @@ CASES: dict[str, tuple[Sequence[int], int, Callable[[int], Work]]] = {
     "results of devices one by one": ((300, 1000, 10_000), 2, served),
     "rows, look": ((*ROWS, 1_000_000), 2, looked),
     "clients, look": ((30, 100, 300), 2, looked_at_clients),
-    "clients, compare": ((30, 100, 300), 2, compared),
+    **{f"clients, {how}": ((30, 100, 300), 2, lambda n, how=how: chosen(how, n))
+       for how in ("compare", "tune", "advise")},
+    "clients of a round, Ray with two workers": ((10, 100, 1000), 2, by_ray),
     **{f"rows, {kind}": ((*ROWS, 1_000_000, 10_000_000), 3, lambda n, kind=kind: fitted(kind, n))
        for kind in ("glm", "cox", "trees")},
 }  # fmt: skip
@@ -150,13 +166,20 @@ def one(case: str, size: int) -> dict[str, float]:
     sizes, _, make = CASES[case]
     make(sizes[0])()  # imports, and what is made once
     work = make(size)
-    before, spent = of_tree()["Pss"], sum(os.times()[:4])
+    before, spent = of_tree()["Pss"], spent_so_far()
     with Watch(lambda: of_tree()["Pss"], 0.05) as watch:
         made = work()
-    seconds, peak = sum(os.times()[:4]) - spent, max([before, *watch.seen, of_tree()["Pss"]]) - before
+    # one that has ended in between is left out, with what it had spent before
+    seconds = sum(now - spent.get(pid, 0.0) for pid, now in spent_so_far().items())
+    peak = max([before, *watch.seen, of_tree()["Pss"]]) - before
     steps = made.rounds if hasattr(made, "results") else []  # of a run
     traffic = sum(row["bytes_down"] + row["bytes_up"] for row in steps)
     return {"seconds": seconds, "megabytes": peak / 1000, "traffic": traffic / 1e6}
+
+
+def spent_so_far() -> dict[str, float]:
+    """Processor seconds of this process with those that it waited for, and of each below it, like Ray's."""
+    return {"": sum(os.times()[:4]), **{pid: seconds_of(pid) for pid in children(os.getpid())}}
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.extend([str(Path(__file__).parents[1] / "simulator"), str(Path(__file__).parents[1])])
 
-from shared.measured import apart, in_turns, megabytes
+from shared.measured import apart, children, in_turns, megabytes, seconds_of
 from shared.options import reader
 
 STORE = 1 << 30  # bytes of Ray's object store
@@ -99,24 +99,6 @@ def processor_seconds() -> dict[str, float]:
     rest = [pid for pid in children(os.getpid()) if pid not in ray]
     used = {kind: sum(map(seconds_of, pids)) for kind, pids in (("actors", actors), ("Ray", rest))}
     return {"driver": time.process_time(), **used}
-
-
-def children(pid: int | str) -> list[str]:
-    """All processes below one."""
-    try:
-        mine = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has just ended
-        return []
-    return mine + [one for child in mine for one in children(child)]
-
-
-def seconds_of(pid: str) -> float:
-    """Processor seconds of a process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def feeding(pairs: int) -> None:

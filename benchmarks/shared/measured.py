@@ -91,6 +91,24 @@ def of_tree(pid: int | str = "self") -> dict[str, int]:
     return found
 
 
+def children(pid: int | str) -> list[str]:
+    """Return all processes below one (Linux)."""
+    try:
+        mine = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has just ended
+        return []
+    return mine + [one for child in mine for one in children(child)]
+
+
+def seconds_of(pid: str) -> float:
+    """Return the processor seconds of a process (Linux)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Watch:
     """Reads what a function returns every so often, in a thread, while it is open.
 
