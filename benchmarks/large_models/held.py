@@ -78,7 +78,8 @@ def main() -> None:
             print(*line, sep=" | ", flush=True)
     about = (
         "`python benchmarks/large_models/held.py --parameters 3e7` (1.25e8): anonymous memory at the peak, beyond the "
-        f"same process with a small model.  {processor()}; other programs used it as well."
+        "same process with a small model, read five times a second, so that shorter peaks are not seen.  "
+        f"{processor()}; other programs used it as well."
     )
     PAGE.write_text(put(text, "held", f"{about}\n\n{table(heads, lines)}", append=True), "utf-8")
 
