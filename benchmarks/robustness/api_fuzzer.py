@@ -51,6 +51,19 @@ LEFT_OUT = {
     *(
         f"piebald.privacy.accounting.{one}" for one in ("composed_epsilon", "NoisySteps", "LossAccountant")
     ),  # of a policy
+    *(  # of numbers and statistics that the measures have computed
+        f"piebald.data.measures.heterogeneity.{one}"
+        for one in (
+            "embedding",
+            "frechet",
+            "frechet_to_rest",
+            "gini",
+            "speed_ratio",
+            "total_variation",
+            "union",
+            "without",
+        )
+    ),
     "piebald.Run",
     "piebald.privacy.accounting.PrivacyBudget",
     "piebald.Ray",

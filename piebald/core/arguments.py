@@ -198,7 +198,8 @@ def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
         dates: whether dates and times pass, which TOML has; no setting takes one, and run folders cannot keep it.
 
     Raises:
-        ValueError: a number is larger than torch can hold, lists and tables are nested too deeply, or a date.
+        ValueError: a number is larger than torch can hold, lists and tables are nested too deeply, the name of an
+            entry is no text, or it is a date.
     """
     if depth > DEEPEST:
         raise ValueError(f"must be nested at most {DEEPEST} deep")
@@ -215,6 +216,8 @@ def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
     if type(value) in (list, tuple):
         return tuple([settled(entry, depth + 1, dates=dates) for entry in value])
     if type(value) is dict:
+        if odd := [name for name in value if not isinstance(name, str)]:
+            raise ValueError(f"must be a table whose names are text, got the name {shown(odd[0])}")
         return {name: settled(entry, depth + 1, dates=dates) for name, entry in value.items()}
     return value
 
@@ -370,10 +373,10 @@ def _refuse_builtin_container(value: Any) -> Any:
 
 
 def _instance(kind: type) -> Any:
-    """The type of instances of a class, which are not looked into."""
+    """The type of instances of a class, which are not looked into; arrays of objects are none of arrays."""
 
     def be(value: Any) -> Any:
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
             raise PydanticCustomError("instance", "is not an instance")
         return value
 

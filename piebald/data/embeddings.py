@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from piebald.contracts import Clients, HasServerRows, Rows, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import Count, checked
-from piebald.core.errors import SettingError, import_extra, unknown
+from piebald.core.errors import SettingError, import_extra, shown, unknown
 from piebald.core.files import check_size, read_bytes, regular
 from piebald.core.model_settings import checked_network
 from piebald.core.private_files import replaced
@@ -249,6 +250,12 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
     Raises:
         SettingError: the output of the network is not a row of finite numbers for each input.
     """
+    if isinstance(x, Tensor) and not x.dim():
+        raise SettingError("x must have one entry for each input, got a single number")
+    if key is not None and not re.fullmatch(r"[\w.-]{1,100}", key):
+        raise SettingError(
+            f"key must be letters, digits, '.', '_' and '-', as a part of a file's name, got {shown(key)}"
+        )
     path = None if key is None else cache() / "embeddings" / f"{key}-{_fingerprint(network, x)}.npy"
     if path is not None and path.is_file():
         try:

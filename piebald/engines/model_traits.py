@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.machine import raise_if_lost
 from piebald.core.metrics import weighed
 from piebald.core.parameters import copied
@@ -86,8 +86,9 @@ def _probe(work: ClientWork, few: Rows) -> Traits:
                 f"targets {pytree.described(parted(y)[0])}): {reason}"
             ) from error
         _try_precision(work, module, x, y)
-        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
-            raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")
+        if not isinstance(loss, Tensor) or loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"{shown(loss)}, which is no tensor"
+            raise SettingError(f"the loss must give one value an example or one mean, got {got}")
         keyed = _run(module, x, 1, keyed=True) if random_plain else again
         random_keyed = random_plain and not _equal(_run(module, x, 0, keyed=True), keyed)
         # with the seed of `again` and `keyed`, so that nothing but the last row differs

@@ -173,4 +173,4 @@ def _diverged(measured: Heterogeneity, clients: Clients, model: str, settings: d
 @checked
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The columns of a table of clients that are not empty."""
-    return [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    return [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]

@@ -18,7 +18,7 @@ from torch.nn import functional
 from piebald.contracts import Rows
 from piebald.core import pytree
 from piebald.core.arguments import checked_class
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.core.reading import read_arrays
 from piebald.core.targets import IGNORED
@@ -216,7 +216,7 @@ class RawInputs:
         if is_table(path):
             return read_table(path, None, () if self.preparation is None else self.preparation.as_written)
         if path.suffix != ".npz":
-            raise SettingError(f"rows to predict must be in a table ({KINDS_OF_FILES}) or .npz file, got {path}")
+            raise SettingError(f"rows to predict must be in a table ({KINDS_OF_FILES}) or .npz file, got {shown(path)}")
         arrays = read_arrays(path)
         if "x" not in arrays:
             raise SettingError(f"{path} must hold an array x, got {', '.join(arrays) or 'none'}")

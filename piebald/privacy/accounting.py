@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any, Literal
 
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
-from piebald.core.errors import SettingError, import_extra
+from piebald.core.errors import SettingError, import_extra, shown
 from piebald.core.plain_text import errors_alone
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
@@ -492,7 +492,9 @@ def gaussian_epsilon(noise: NotNegative, delta: Fraction) -> float:
 def renyi_epsilon(
     noise: NotNegative, share: Fraction, releases: Count, delta: Fraction, orders: tuple[float, ...] = _WHOLE
 ) -> float:
-    """Epsilon by Renyi differential privacy of these orders."""
+    """Epsilon by Renyi differential privacy of these orders, each above 1."""
+    if not orders or min(orders) <= 1:
+        raise SettingError(f"orders must be numbers above 1, at least one, got {shown(orders)}")
     event = _event(noise, share, releases)
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 

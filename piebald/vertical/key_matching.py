@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from piebald.core.arguments import PathLike, checked
+from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, import_extra
 from piebald.core.files import read_text
 from piebald.core.machine import count_cores
@@ -61,6 +61,7 @@ MATCH = "match"  # kind of entry in the ledger of the rows
 MOST_MATCHES = 20  # of the same rows, in all runs: other keys each time find out a set key by key
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class Matched:
     """What a party has learnt.

@@ -174,12 +174,17 @@ def test_a_loss_that_returns_one_mean_trains_to_the_same_model(simulator: dict[s
     assert mean.meta["objective"] == "custom"
 
 
-def test_a_loss_of_another_shape_is_refused() -> None:
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, targets, reduction="none")[:, None]
+def of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")[:, None]
 
-    with pytest.raises(SettingError, match=r"one value an example or one mean, got shape \[4, 1\]"):
-        simulate("fedavg", classified(8, 8), nn.Linear(4, 2), loss=loss)
+
+LOSSES = {r"shape \[4, 1\]": of_columns, "None, which is no tensor": lambda *_: None, "3, which is no": lambda *_: 3}
+
+
+@pytest.mark.parametrize("got", LOSSES)
+def test_a_loss_of_another_shape_or_type_is_refused(got: str) -> None:
+    with pytest.raises(SettingError, match=f"one value an example or one mean, got {got}"):
+        simulate("fedavg", classified(8, 8), nn.Linear(4, 2), loss=LOSSES[got])
 
 
 def test_torchmetrics_objects() -> None:

@@ -155,6 +155,9 @@ def test_owners_are_numbered_in_order() -> None:
         ({"test": np.array([1])}, "a test part needs a train part"),
         ({"train": np.array([0, 1]), "test": np.array([1])}, "train and test must be different rows"),
         ({"train": np.array([0, 4])}, "train and test must be different rows out of 0..3"),
+        ({"train": np.array(3)}, "train and test must be row numbers"),
+        ({"train": np.array([0, 1]), "test": np.array([[2], [3]])}, "train and test must be row numbers"),
+        ({"x": ()}, "x and y must hold tensors, got an empty tuple"),
     ],
 )
 def test_data_sets_that_do_not_fit_together(fields, message: str) -> None:

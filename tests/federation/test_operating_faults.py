@@ -253,7 +253,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence_with_exit_code_2(
     def fails(*_: Any) -> None:
         raise OSError(code, os.strerror(code), str(credentials / "x"))
 
-    monkeypatch.setattr("piebald.core.private_files.clear_parts", fails)
+    monkeypatch.setattr("piebald.cli.predicting.clear_parts", fails)
     assert main(["client", str(credentials)]) == 2
     assert f"{credentials / 'x'} cannot be written or read ({says}" in capsys.readouterr().err
     monkeypatch.setattr(RunLock, "__init__", fails)

@@ -235,11 +235,8 @@ def test_any_text_is_a_formula_or_one_sentence(text: str) -> None:
 
 
 @pytest.mark.full
-def test_a_site_that_answers_knows_no_formulas() -> None:
-    code = (
-        "import sys; import piebald.inference.queries.columns; assert 'formulaic' not in sys.modules; "
-        "assert 'piebald.inference.models.formula' not in sys.modules"
-    )
+def test_a_site_that_answers_reads_no_formulas() -> None:
+    code = "import sys; import piebald.inference.queries.columns; assert 'formulaic' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

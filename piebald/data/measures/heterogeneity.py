@@ -371,6 +371,7 @@ def speed_ratio(seconds: Floats | Sequence[float]) -> float:
     return slowest / fastest if fastest > 0 else 1.0 if slowest == 0 else float("inf")
 
 
+@checked
 def weight_divergence(
     models: NDArray[np.floating], rows: Ints, pooled: NDArray[np.floating] | None = None
 ) -> tuple[Floats, float | None]:

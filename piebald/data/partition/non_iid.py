@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from piebald.core.errors import shown
 from piebald.data.clients.lists import Numbered
 from piebald.data.partition.partition import NOBODY, Partition, Sizes, Uniform, spread
 from piebald.data.partition.split import Bools, Ints
@@ -87,7 +88,7 @@ class NonIid(Partition):
         # `findall` skips what does not match, so only a text that its groups give back in full is accepted
         if ",".join("x".join(group) for group in groups) != self.classes_each.replace(" ", ""):
             raise ValueError(
-                f"classes_each must be a number, a list or groups like '8x1,4x1,3x8', got {self.classes_each!r}"
+                f"classes_each must be a number, a list or groups like '8x1,4x1,3x8', got {shown(self.classes_each)}"
             )
         return [int(number) for number, times in groups for _ in range(int(times))]
 

@@ -200,7 +200,10 @@ class DataSet:
             )
         # the only way to set a field of a frozen data class
         object.__setattr__(self, "owners", {name: _owners(name, kind) for name, kind in self.owners.items()})
-        if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
+        trees = [pytree.leaves(tree) for tree in (self.x, self.y)]
+        if not all(trees):
+            raise SettingError(f"data set {self.name!r}: x and y must hold tensors, got an empty tuple or mapping")
+        if any(part.dim() == 0 for tree in trees for part in tree):
             raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
         n = pytree.count(self.x)
         lengths = {f"x {name!r}": len(part) for name, part in pytree.named_leaves(self.x)}
@@ -223,12 +226,13 @@ class DataSet:
             )
         parts = [part for part in (self.train, self.test) if part is not None]
         if parts:
+            for part in parts:
+                if part.ndim != 1 or part.dtype.kind not in "iu":
+                    raise SettingError(
+                        f"data set {self.name!r}: train and test must be row numbers [n], got {part.dtype} "
+                        f"{list(part.shape)}"
+                    )
             rows = np.concatenate(parts)
-            if rows.ndim != 1 or rows.dtype.kind not in "iu":
-                raise SettingError(
-                    f"data set {self.name!r}: train and test must be row numbers [n], got {rows.dtype} "
-                    f"{list(rows.shape)}"
-                )
             if len(np.unique(rows)) != len(rows) or rows.min() < 0 or rows.max() >= n:
                 raise SettingError(f"data set {self.name!r}: train and test must be different rows out of 0..{n - 1}")
         if self.test is not None and self.train is None:
