@@ -226,11 +226,11 @@ class DataSet:
             )
         parts = [part for part in (self.train, self.test) if part is not None]
         if parts:
-            for part in parts:
-                if part.ndim != 1 or part.dtype.kind not in "iu":
+            for held in parts:
+                if held.ndim != 1 or held.dtype.kind not in "iu":
                     raise SettingError(
-                        f"data set {self.name!r}: train and test must be row numbers [n], got {part.dtype} "
-                        f"{list(part.shape)}"
+                        f"data set {self.name!r}: train and test must be row numbers [n], got {held.dtype} "
+                        f"{list(held.shape)}"
                     )
             rows = np.concatenate(parts)
             if len(np.unique(rows)) != len(rows) or rows.min() < 0 or rows.max() >= n:
