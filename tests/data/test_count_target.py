@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,13 +166,13 @@ def test_an_experiment_names_them_and_needs_no_loss(tmp_path: Path, caplog: pyte
     file = tmp_path / "experiment.toml"
     file.write_text(
         f'rounds = 3\ndata.source = "{path}"\ndata.client = "site"\n'
-        'data.target = { count = "falls", exposure = "days" }\n'
+        'data.target = { count = "falls", exposure = "days", per = 7 }\n'
         'model = { name = "mlp", hidden = [] }\nrecipe = { name = "fedavg", lr = 0.1 }\n'
     )
     settings = ExperimentSettings.load(file)
-    assert float(settings.clients().rows(0, "train").y[:, 1].max()) > 20
+    assert 20 / 7 < float(settings.clients().rows(0, "train").y[:, 1].max()) < 30 / 7
     # as a run's folder keeps them, and as sites are told
-    assert settings.table()["data"]["target"] == TARGET
+    assert settings.table()["data"]["target"] == TARGET | {"per": 7}
     assert main(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     assert piebald.open(tmp_path / "run").score.name == "poisson_deviance"
     assert "classes" not in caplog.text  # few different counts are no codes of classes
@@ -181,10 +182,43 @@ def test_what_is_no_count_and_no_exposure_is_said_in_a_sentence() -> None:
     table = wards()
     with pytest.raises(SettingError, match=r"or \{ count = 'a column', exposure = 'a column' \} of rates"):
         piebald.clients_from(table, client="site", target={"count": "falls"})
+    for per in (0, -1, "year"):
+        with pytest.raises(SettingError, match="per of a target is how many units of exposure rates are for"):
+            piebald.clients_from(table, client="site", target=TARGET | {"per": per})
+    with pytest.raises(SettingError, match="per of a target"):
+        piebald.clients_from(table, client="site", target={"time": "days", "event": "falls", "per": 2})
     with pytest.raises(SettingError, match="must be finite counts of at least 0"):
         trained(table.assign(falls=table["falls"].where(table.index != 4, -3)))
     with pytest.raises(SettingError, match="must be finite exposures above 0"):
         trained(table.assign(days=table["days"].where(table.index != 4, 0)))
+
+
+@pytest.mark.parametrize("per", [100, 365.0])
+def test_rates_are_for_as_many_units_as_is_said_and_predicted_alike(per: float) -> None:
+    """The same model in another unit: its intercept is larger by the logarithm, and nothing else."""
+    table = wards()
+    table = table.assign(days=table["days"] * per)
+    expected = coefficients(trained(wards()))
+    run = trained(table, TARGET | {"per": per})
+    assert coefficients(run) == pytest.approx(expected, abs=1e-5)
+    assert run.predict(table).to_numpy() == pytest.approx(trained(wards()).predict(table).to_numpy(), rel=1e-4)
+
+
+def test_counts_that_are_far_from_their_exposures_are_said_with_a_unit_that_brings_them_near(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A network begins with a rate of about 1: by falls in hundreds of days it came to nine times the deviance."""
+    table = wards().assign(days=lambda rows: rows["days"] * 100)
+    near = table["days"].sum() / table["falls"].sum()
+    piebald.clients_from(table, client="site", target=TARGET)
+    (said,) = caplog.messages
+    assert f"'falls' comes once in {near:.3g} of 'days'" in said
+    proposed = re.search(r"target = \{ count = 'falls', exposure = 'days', per = (\d+) \}", said)
+    assert proposed is not None
+    caplog.clear()
+    piebald.clients_from(table, client="site", target=TARGET | {"per": int(proposed[1])})
+    piebald.clients_from(wards(), client="site", target=TARGET)
+    assert caplog.messages == []
 
 
 def test_rates_of_several_models_are_averaged_as_rates() -> None:

@@ -27,7 +27,7 @@ from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.clients.table_files import read_table as read_table
-from piebald.data.clients.target_columns import PairOfColumns, target_columns
+from piebald.data.clients.target_columns import CountAndExposure, PairOfColumns, target_columns
 from piebald.data.partition.leakage import SPLITS, RowKeys, three_ways, with_suspects
 from piebald.data.partition.split import Ints, SplitSettings
 from piebald.data.preparation.columns import (
@@ -109,7 +109,7 @@ class Reading:
     """
 
     client: str | None = None
-    target: str | Sequence[str] | Mapping[str, str] | None = None
+    target: str | Sequence[str] | Mapping[str, str | float] | None = None
     features: Sequence[str] | None = None
     tokens: bool = False
     collate: Collate = "stack"
@@ -316,6 +316,10 @@ def from_frame(frame: Any, reading: Reading) -> ClientTable:
     goal, words = frame[target], None
     if several:
         goal = target_numbers(frame, several)
+        if isinstance(reading.target, CountAndExposure):
+            goal[:, 1] /= reading.target.per
+            if reason := reading.target.far_reason(goal):
+                _log.warning("%s%s", origin, reason)
     elif getattr(goal.dtype, "kind", "O") in "biuf":
         if np.isinf(goal := plain(goal)).any():
             row = row_number(frame, int(np.argmax(np.isinf(goal))))

@@ -70,7 +70,8 @@ class DataSource(BaseModel):
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict, or a list of several that are predicted together: numbers, or labels of 0 and 1;
-            or { time = "column", event = "column" } of survival, or { count = "column", exposure = "column" } of rates.
+            or { time = "column", event = "column" } of survival, or { count = "column", exposure = "column" } of rates
+            for 1 unit of exposure, or for `per` of them.
         features: the columns to predict from, all others by default.
         weights: the column of a table that says how much each row counts in losses and scores, of finite numbers of at
             least 0; it is no input, and a row of weight 0 is left out.

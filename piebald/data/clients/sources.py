@@ -38,7 +38,7 @@ def clients_from(
     source: Any,
     *,
     client: str | None = None,
-    target: str | Sequence[str] | Mapping[str, str] | None = None,
+    target: str | Sequence[str] | Mapping[str, str | float] | None = None,
     features: Sequence[str] | None = None,
     weights: str | None = None,
     test: Share = 0.2,
