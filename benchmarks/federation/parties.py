@@ -88,11 +88,15 @@ class Parties:
         return self.spawn("client", str(self.folder / "credentials" / name), "--stay")
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a process of the command line."""
+        """Start a process of the command line, whose words are in a log, each line behind the process's number."""
         more = ["--out", str(self.out)] if arguments[0] == "server" else []
-        with (self.folder / f"{arguments[0]}.log").open("ab") as log:
-            command = [sys.executable, "-m", "piebald.cli", *arguments, *more]
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
+        command = [sys.executable, "-m", "piebald.cli", *arguments, *more]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT
+        )
+        log = self.folder / f"{arguments[0]}.log"
+        threading.Thread(target=_written, args=(process, log), daemon=True).start()
+        return process
 
     def resume(self) -> None:
         """Take the run up again."""
@@ -111,6 +115,14 @@ class Parties:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
+
+
+def _written(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Write what a process says to its log, also while it may write no file itself."""
+    assert process.stdout is not None
+    with process.stdout as words, log.open("ab", buffering=0) as file:
+        for line in words:
+            file.write(b"%d: %s" % (process.pid, line))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

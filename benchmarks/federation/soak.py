@@ -92,25 +92,43 @@ class Soak:
         kinds = [self.kill_site, self.kill_server, self.stop_site, self.stop_server, self.cut, self.double,
                  self.no_descriptors, self.no_room, self.jump]  # fmt: skip
         while time.monotonic() < until:
+            self._start_again()
             kind = self.random.choices(kinds, [3, 2, 3, 1, 2, 1, 2, 2, 2])[0]
             self.done[kind.__name__] += 1
             kind()
             self._moves_on(kind.__name__)
             time.sleep(self.random.uniform(0, 2))
+        self._start_again()
         self._moves_on("the end")
         self.here.server.send_signal(signal.SIGTERM)
         self.here.server.wait(60)
+
+    def _start_again(self) -> None:
+        """Start what has ended by itself, as a service would, and say with which words it ended."""
+        if self.here.server.poll() is not None:
+            self._ended("the server", self.here.server, self._server_log())
+            self.here.resume()
+        for name, process in self.here.sites.items():
+            if process.poll() is not None:
+                self._ended("a site", process, self.folder / "client.log")
+                self.here.sites[name] = self.here.site(name)
+
+    def _ended(self, who: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        code = process.returncode
+        self.done[f"of them {who} ended with code {code}, and was started"] += 1
+        own = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(f"{process.pid}: ")]
+        print(f"{who} has ended with code {code}:", *own[-12:], sep="\n", file=sys.stderr, flush=True)
+
+    def _server_log(self) -> Path:
+        """The log of its processes, the last of which was started by `resume` once there was one."""
+        return next(log for log in (self.folder / "resume.log", self.folder / "server.log") if log.exists())
 
     def _moves_on(self, after: str) -> None:
         """Wait until two more rounds are made: no disturbance stops the run."""
         version, end = self.here.version(), time.monotonic() + _STUCK
         while self.here.version() < version + 2:
             if self.here.server.poll() is not None:
-                logs = [
-                    self.folder / f"{word}.log" for word in ("resume", "server")
-                ]  # of its processes, the last first
-                lines = next(log for log in logs if log.exists()).read_text().splitlines()
-                last = "\n".join(lines[-30:])
+                last = "\n".join(self._server_log().read_text().splitlines()[-30:])
                 raise SystemExit(f"the server has ended after {after}:\n{last}")
             if time.monotonic() > end:
                 raise SystemExit(f"no two rounds after {after}: {self.folder}")
@@ -155,7 +173,8 @@ class Soak:
         name = self._site()
         twin = self.folder / "twin"
         shutil.rmtree(twin, ignore_errors=True)
-        shutil.copytree(self.folder / "credentials" / name, twin)
+        with suppress(shutil.Error):  # of a file that its site has deleted meanwhile
+            shutil.copytree(self.folder / "credentials" / name, twin)
         process = self.here.spawn("client", str(twin), "--stay")
         time.sleep(self.random.uniform(2, 8))
         kill(process)
@@ -166,7 +185,8 @@ class Soak:
         _, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
         resource.prlimit(process, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process}/fd")), hard))
         time.sleep(self.random.uniform(1, 6))
-        resource.prlimit(process, resource.RLIMIT_NOFILE, (hard, hard))
+        with suppress(ProcessLookupError):  # it has ended by itself, see `_start_again`
+            resource.prlimit(process, resource.RLIMIT_NOFILE, (hard, hard))
 
     def no_room(self) -> None:
         """Let a process write no file for some seconds, as on a full disk; a server that ends is resumed.
