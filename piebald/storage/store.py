@@ -295,6 +295,10 @@ class RunStore:
         reader could not delete it.
         """
         if self._lock is not None:
+            if lease.token():
+                with suppress(sqlite3.Error):
+                    # what takes long goes to files that are open; what follows the look deletes the journal by its name
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             lease.check()
             with suppress(sqlite3.Error):  # it is being read, or closed: the journal stays
                 self._db.execute("PRAGMA journal_mode = DELETE")

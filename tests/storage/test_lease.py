@@ -233,6 +233,38 @@ def test_a_holder_that_ends_without_closing_its_run_leaves_the_journal_of_the_ne
         assert writer.returncode == 1
 
 
+CLOSING = """
+store.commit({"version": 1, "arrived": 1}, [])
+
+def hang(statement):
+    if "wal_checkpoint" in statement:
+        print("hangs", flush=True)
+        sys.stdin.readline()
+
+store._db.set_trace_callback(hang)
+store.close()
+print("told others of it", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_a_holder_that_hangs_while_it_closes_its_run_leaves_the_journal_of_the_next_one(tmp_path: Path) -> None:
+    program = UNCLOSED.partition("print")[0] + CLOSING
+    writer = Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "hangs\n"
+    assert Lease.take(tmp_path, lease.newest(tmp_path)) is not None
+    lease.seize(tmp_path / "run")
+    with RunStore.open(tmp_path / "run") as store:
+        store.commit({"version": 2, "arrived": 2}, [])
+        said, _ = writer.communicate("go on\n", timeout=60)
+        assert (writer.returncode, said) == (1, "")
+        assert (tmp_path / "run" / "run.db-wal").exists()
+        assert store.version == 2
+
+
 def test_an_audit_log_is_not_rotated_by_who_has_lost_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, audit = Lease.take(tmp_path, None), AuditLog(tmp_path)
     audit.write("started")
