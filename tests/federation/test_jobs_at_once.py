@@ -255,12 +255,11 @@ def test_sites_are_heard_while_no_run_listens_and_connect_again_when_one_does(
     try:
         assert {"server": True, "run": None}.items() <= {check.what: check.fine for check in checks}.items()
         hello = Hello(protocol=PROTOCOL, version="0", incarnation="ab", jobs=3, gpus=2, gigabytes=1.5)
-        until(lambda: site.request(SERVER, "hello", hello, timeout=0.2) or idle.rows, 20)
+        until(lambda: site.request(SERVER, "hello", hello, timeout=0.2) is not None, 20)
         assert site.trouble == ""
-        until(
-            lambda: site.request(SERVER, "hello", hello, timeout=0.2) or "no experiment is at work" in site.trouble, 20
-        )
-        until(lambda: site.connections(SERVER), 20)
+        connection = site.peers[SERVER]
+        assert [site.request(SERVER, "hello", hello, timeout=20) for _ in range(3)] == [b"", b"", b""]
+        assert site.peers[SERVER] is connection
         assert {name: idle.rows["site-1"][name] for name in ("jobs", "gpus", "gigabytes")} == {
             "jobs": 3, "gpus": 2, "gigabytes": 1.5
         }  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.wire_format import Piece, Reply, Welcome, digest, task_body
-from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.link.wire_format import Piece, Reply, Welcome, digest, encode, task_body
+from piebald.federation.site.client_runtime import BEAT, FederationClient
 from piebald.federation.site.client_store import FinishedTask
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings
@@ -167,3 +167,29 @@ def test_a_device_that_is_not_here_is_refused_with_the_file(tmp_path: Path) -> N
     (tmp_path / "site.toml").write_text('device = "gpu"\n')
     with pytest.raises(SettingError, match=r"site\.toml:1: device must be 'auto', 'cpu', .*, got 'gpu'$"):
         SiteSettings.load(tmp_path / "site.toml")
+
+
+def test_an_answer_without_a_word_says_that_no_experiment_is_at_work(
+    site: FederationClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of a queue hears sites between its runs; what a site has of the last one stays as it is."""
+    caplog.set_level("INFO")
+    before, answers = site.session.welcome, iter([None, b"", b"", encode(welcome("bb", last_id=9))])
+    monkeypatch.setattr(site._outlet, "hello", lambda *_: next(answers))
+    site._say_hello()
+    assert "no experiment" not in site.waits_for()
+    site._say_hello()
+    assert "(no experiment is at work; last word 0 s ago)" in site.waits_for()
+    assert site._activity()["ends"] == "an experiment begins"
+    with monkeypatch.context() as begins:
+        waits = list[float]()
+        begins.setattr(site._link, "trouble", "the server ended the connection: a run begins")
+        begins.setattr(site._hello_due, "wait", waits.append)
+        site._await_next_hello()
+        assert waits == [BEAT / 4]
+    site._say_hello()
+    assert [one.getMessage().split(":")[0].split(" to ")[0] for one in caplog.records].count("connected") == 1
+    assert site.session.welcome is before
+    site._say_hello()
+    assert "no experiment" not in site.waits_for()
+    assert site.session.welcome is not before

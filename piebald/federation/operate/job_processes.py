@@ -45,7 +45,9 @@ from piebald.version import __version__
 
 
 class IdleSites:
-    """Hears sites, and answers none: what a server says of its run is for the process of a run to say.
+    """Hears sites, and answers with no word: what a server says of its run is for the process of a run to say.
+
+    So their connections stay open, each hello keeps its own alive, and they end when a run begins (`Link.pass_on`).
 
     Args:
         server: the server's credentials.
@@ -58,21 +60,17 @@ class IdleSites:
 
     def __init__(self, server: Credentials, begun: Callable[[], bool]) -> None:
         self.rows, self._begun = dict[str, dict[str, Any]](), begun
-        self._waiting = set[str]()  # those that have said hello since they were told why none is answered
         address = "", server.port
         self.link = Link(SERVER, address, server.folder, lambda name: name in server.sites(), log.warning)
         self.link.on("hello", Hello, self._on_hello)
         self.link.on("check", CheckRequest, self._on_check)
 
-    def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> None:
+    def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
         if self._begun():  # it came when the run began, and would wait here for ever
             raise Unwelcome("a run has begun")
-        if origin in self._waiting:
-            self._waiting.discard(origin)  # another connection of it may have been told meanwhile
-            raise Unwelcome("no experiment is at work")
-        self._waiting.add(origin)
         row = {"jobs": hello.jobs, "gpus": hello.gpus, "gigabytes": hello.gigabytes}
         self.rows[origin] = {"site": origin, "heard": time.time(), **row}
+        return b""
 
     def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
         return encode(CheckReply(protocol=PROTOCOL, version=__version__, time=time.time(), terms=""))

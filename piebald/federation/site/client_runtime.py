@@ -88,7 +88,7 @@ class FederationClient:
         self._over = threading.Event()
         self._disk = DiskWrites(credentials.folder, self._over)
         self._threads = Supervision(self._over.wait, self.stop)
-        self._heard = 0.0
+        self._heard, self._idle = 0.0, False  # idle: the server hears this site, and has no run to speak of
         self._at_work: dict[str, float] = {}  # what it does now, and since when
         self._state = "", 0.0  # what `_activity` said last, and since when
         self._ended = ""  # how it ended, "" while it runs
@@ -127,7 +127,7 @@ class FederationClient:
                 self._hello_due.clear()
                 self._disk.attempt("what the server says", self._say_hello)
                 self._disk.attempt("the status", self._write_status)
-                self._hello_due.wait(BEAT if self.session.welcome is not None else BEAT / 4)
+                self._await_next_hello()
         except Ended:
             pass
         finally:
@@ -141,11 +141,19 @@ class FederationClient:
         self._threads.check()
         return "the run is over" if over else "stopped"
 
+    def _await_next_hello(self) -> None:
+        until = time.monotonic() + (BEAT if self._idle or self.session.welcome is not None else BEAT / 4)
+        while (left := until - time.monotonic()) > 0 and not self._hello_due.wait(min(left, BEAT / 4)):
+            # its connection ends when a run begins, which waits for its hello
+            if self._idle and self._link.trouble:
+                return
+
     def waits_for(self) -> str:
         """Return what it does and waits for, "" where it has ended."""
         if self._over.is_set():
             return ""
-        waits = self.session.waits_for(self._address, self._link.trouble, self._heard, dict(self._at_work))
+        trouble = self._link.trouble or ("no experiment is at work" if self._idle else "")
+        waits = self.session.waits_for(self._address, trouble, self._heard, dict(self._at_work))
         return "; ".join(filter(None, (self._disk.trouble, waits)))
 
     @contextmanager
@@ -189,10 +197,11 @@ class FederationClient:
         changes = {"pending": self._consent.waits, "doing": doing, **self._capacity}
         hello = self.session.hello(self._incarnation).model_copy(update=changes)
         answer = self._outlet.hello(hello, ANSWER)
+        self._idle = answer is not None and not answer
         if answer is None:
             return None
         try:
-            welcome, _ = decode(Welcome, answer)
+            welcome = None if self._idle else decode(Welcome, answer)[0]
         except Refused as error:
             self._link.report(f"the server answered with {error}")
             return None
@@ -453,8 +462,8 @@ class FederationClient:
         elif self._consent.waits:
             state, ends = "waiting for approval", f"somebody says piebald approve {self.credentials.folder}"
         else:
-            trouble = self._link.trouble
-            state, ends = "waiting for the server", f"it answers ({trouble})" if trouble else "the server sends a task"
+            trouble, event = self._link.trouble, "an experiment begins" if self._idle else "the server sends a task"
+            state, ends = "waiting for the server", f"it answers ({trouble})" if trouble else event
         if state != self._state[0]:
             self._state = state, time.time()
         return {"state": state, "since": self._state[1], "ends": ends}
