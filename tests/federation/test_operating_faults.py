@@ -26,7 +26,7 @@ from piebald.cli.app import SharedOptions
 from piebald.contracts import Task
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.experiments.run_settings import RunSettings
-from piebald.federation.credentials import party_files, provisioning
+from piebald.federation.credentials import audit, party_files, provisioning
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.revocation import ExpiryWatch
@@ -38,6 +38,7 @@ from piebald.federation.link.wire_format import CheckRequest, encode
 from piebald.federation.operate import machine_checks
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.machine_checks import Check, check_certificate
+from piebald.federation.site import client_store
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.client_store import ClientStore
@@ -52,7 +53,7 @@ from piebald.storage.store import RunStore
 from .conftest import provisioned, settings, until
 from .test_deploy import described
 from .test_policy import prepared
-from .test_site_choice import bring, site, welcome
+from .test_site_choice import RUN, bring, site, welcome
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -121,6 +122,59 @@ def test_a_site_that_is_stopped_while_its_disk_is_full_ends(tmp_path: Path, disk
     made.stop()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_site_whose_disk_is_full_before_its_first_line_waits(tmp_path: Path, disk: Full) -> None:
+    """Before, it ended, with a code with which its service does not start it again."""
+    made = site(provisioned(tmp_path / "credentials"), prepared({"name": "fedavg"}))
+    disk.full = True
+    ended = list[str]()
+    thread = threading.Thread(target=lambda: ended.append(made.run()), daemon=True)
+    thread.start()
+    until(lambda: disk.refused > 3)
+    assert not made._audit.path.exists()
+    disk.full = False
+    until(lambda: made._audit.path.exists() and "started" in made._audit.path.read_text())
+    made.stop()
+    thread.join(60)
+    assert ended == ["stopped"]
+
+
+def test_a_site_without_free_descriptors_reads_its_files_and_its_rows_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, its process ended, or it refused the run for as long as it lived."""
+    none, folder = OSError(errno.EMFILE, os.strerror(errno.EMFILE)), provisioned(tmp_path / "credentials")
+    made = site(folder, prepared({"name": "fedavg"}))
+    bring(made, Task(1, 0, 0, {"model": made.session.runner.work.initial[: made.session.runner.work.layout.shared]}))
+    found = made.session.start_training(1)
+    assert found is not None
+    made._train_for(*found)
+    with monkeypatch.context() as short:
+        short.setattr(client_store, "opened_tensors", raising(none))
+        short.setattr(audit, "read_text", raising(none))
+        with pytest.raises(OSError, match="Too many open files"):
+            ClientStore(folder / "site-1" / "state" / RUN)
+        with pytest.raises(OSError, match="Too many open files"):
+            audit.noted_head(made._audit.path)
+    assert [done.id for done in ClientStore(folder / "site-1" / "state" / RUN).done] == [1]
+    terms_of_run, prepare_run = made._terms, made._prepare
+    made.session.accept_terms("", None, {}, "")
+    with monkeypatch.context() as short:
+        short.setattr(made, "_prepare", raising(SettingError("its rows cannot be used"), none))
+        with pytest.raises(OSError, match="Too many open files"):
+            made._accept_or_refuse(welcome(), bytearray(terms_of_run))
+    assert (made.session.terms, made.session.refused) == ("", "")
+    assert made._prepare == prepare_run
+    made._accept_or_refuse(welcome(), bytearray(terms_of_run))
+    assert made.session.runner is not None
+
+
+def raising(error: Exception, cause: Exception | None = None) -> Callable[..., Any]:
+    def called(*_: Any, **__: Any) -> Any:
+        raise error from cause
+
+    return called
 
 
 def test_a_result_that_the_server_has_is_noted_when_there_is_room(

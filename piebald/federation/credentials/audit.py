@@ -35,6 +35,7 @@ from typing import Any
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.files import NO_LINK, opened, os_reason, read_text
+from piebald.federation.credentials.party_files import raise_passing
 from piebald.privacy.ledger import Head
 from piebald.storage import lease
 
@@ -170,6 +171,7 @@ def noted_head(path: Path) -> Head | None:
 
     Raises:
         SettingError: what is there is no head.
+        OSError: no file can be opened now.
     """
     beside = path.with_name(HEAD)
     try:
@@ -177,6 +179,7 @@ def noted_head(path: Path) -> Head | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
+        raise_passing(error)
         raise SettingError(f"{beside} cannot be read ({type(error).__name__}): restore it, or remove it") from None
     if (match := _NOTED.fullmatch(text)) is None:
         raise SettingError(f"{beside} holds no number and digest of a line: restore it, or remove it")

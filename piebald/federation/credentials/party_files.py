@@ -15,6 +15,7 @@ from piebald.core.files import os_reason, read_json
 from piebald.storage import lease
 
 PAUSE = 2.0  # seconds between two attempts
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
 
 log = logging.getLogger("piebald.federation")
 
@@ -27,6 +28,19 @@ def remedy(error: OSError) -> str:
     """Return what an operator can do about an error of a write."""
     descriptors = error.errno in (errno.EMFILE, errno.ENFILE)
     return "raise the limit of open files, or close some" if descriptors else "make room, or mend it"
+
+
+def raise_passing(error: BaseException) -> None:
+    """Raise the error of the system behind an error, where it is one that passes: what met it can be tried again.
+
+    Raises:
+        OSError: no file can be opened now, or nothing can be written.
+    """
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.errno in _PASSING:
+            raise behind
+        behind = behind.__cause__ or behind.__context__
 
 
 class DiskWrites:

@@ -24,7 +24,7 @@ from piebald.core.errors import PiebaldError
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.certificates import CertificateSigner
-from piebald.federation.credentials.party_files import DiskWrites, Ended
+from piebald.federation.credentials.party_files import DiskWrites, Ended, raise_passing
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.revocation import ExpiryWatch
 from piebald.federation.credentials.slots import protocol_of, slot_of
@@ -108,7 +108,12 @@ class FederationClient:
     def run(self) -> str:
         """Run until the run has ended or `stop` is called, and return why it ended."""
         values = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
-        self._audit.write("started", party=self.credentials.party, **values)
+        # as any later write: the disk may have filled up since it was looked at
+        started = partial(self._audit.write, "started", party=self.credentials.party, **values)
+        try:
+            self._disk.insist("the audit log", started)
+        except Ended:
+            return "stopped"
         self._heartbeat.start()
         fields = {"event": "connecting", "site": self.credentials.party, "address": self._address}
         log.info("%(site)s: connecting to %(address)s", fields)
@@ -281,10 +286,12 @@ class FederationClient:
                     self._carry_over(terms.get("lineage"), runner)
                     client_session.joined(prepared, runner)
         except PiebaldError as error:
+            raise_passing(error)  # the next welcome asks for the same terms
             message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
             # a hello takes no longer one (`ShortText`), and without hellos the server would not hear of the refusal
             refused = " ".join(message.split())[:300]
-        except Exception:  # the kind of an error may tell of a row
+        except Exception as error:  # its kind may tell of a row
+            raise_passing(error)
             log.exception("the terms cannot be met")
             refused = FAILED
         if refused:

@@ -26,6 +26,7 @@ from torch import Tensor
 from piebald.contracts import MOST_REMEMBERED, Clients, shown_digest
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
+from piebald.core.files import UnfitFile
 from piebald.core.parameters import frozen_digest
 from piebald.core.private_files import write_private
 from piebald.core.reading import opened_tensors
@@ -66,6 +67,10 @@ class ClientStore:
 
     Args:
         folder: the folder, created where it does not exist.
+
+    Raises:
+        OSError: the system opens no file now; it is tried again.
+        RuntimeFault: a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -180,7 +185,7 @@ class ClientStore:
                 size = file.get_slice("result").get_shape()[0]
                 names = [name for name in file.keys() if name.startswith(_STATE)]  # noqa: SIM118 - not a mapping
                 state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (UnfitFile, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
         done = FinishedTask(
             values["id"], values["digest"], values["epoch"], size, values["rng_version"], values["steps"]
@@ -193,7 +198,7 @@ class ClientStore:
         try:
             with opened_tensors(path) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except (OSError, SafetensorError) as error:
+        except (UnfitFile, SafetensorError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
 
     def _read_trained(self, path: Path) -> tuple[int, list[tuple[str, int]]]:

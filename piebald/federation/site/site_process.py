@@ -35,6 +35,7 @@ from piebald.data.clients.prepared import StandardisedClients, in_own_unit
 from piebald.data.preparation.preparation import PrepareSettings
 from piebald.data.preparation.tokens import cached_file, with_tokenizer
 from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.party_files import raise_passing
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.credentials.slots import slot_folder
 from piebald.federation.hub.run_terms import RunTerms
@@ -199,6 +200,7 @@ class SiteWork:
             objective = _objective(terms, settings, clients.rows(number, "train"))
             _check_targets(clients, number, objective, terms, settings, self._hides_rows(terms))
         except Exception as error:
+            raise_passing(error)
             # the message may quote a row ("got text like 'Miller'"): it is for this site, and the server gets none
             cause = error.__cause__ if isinstance(error.__cause__, PiebaldError) else error
             why = str(cause) if isinstance(cause, PiebaldError) else without_message(cause)
