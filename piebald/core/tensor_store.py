@@ -152,6 +152,11 @@ def by_client(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, dict[str,
     return by_number
 
 
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, which is removed."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum([tensor.nbytes for tensor in tensors.values()])
 

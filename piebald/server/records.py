@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, WEIGHT, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
+from piebald.core.tensor_store import under
 from piebald.methods.queries.scores import Evaluate, Validate
 from piebald.server.cluster_state import Counted
 
@@ -196,8 +197,7 @@ def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, 
 
 def whole_result(row: TableRow, tensors: Mapping[str, Tensor], tasks: Mapping[int, Task]) -> Result:
     """Restore a result that `plain_results` wrote."""
-    prefix = f"queued/{row['id']}/"
-    vectors = {name.removeprefix(prefix): vector for name, vector in tensors.items() if name.startswith(prefix)}
+    vectors = under(tensors, f"queued/{row['id']}/")
     update = None if row["update"] is None else Update(vectors, **row["update"])
     return Result(tasks[row["id"]], update, **row["result"])
 

@@ -19,10 +19,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from piebald.core.errors import PiebaldError, RunFolderError
-from piebald.privacy.ledger import RowLedger
+from piebald.core.files import os_reason
+from piebald.data.clients.row_identity import Digests
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.privacy.ledger import FOLDER, RowLedger
 from piebald.storage.store import RunStore
 
 TOLD = -1  # version of the notes, which no step that is repeated replaces
@@ -47,6 +51,12 @@ def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[Disclosu
     return counts | {("whole", 0): 2, ("shares", 0): 1, ("abort", 0): MOST_ABORTS}
 
 
+def ledger_of(records: Digests, credentials: Credentials, folder: Path | None) -> RowLedger:
+    """Return the ledger of a party's rows, by their digests, with copies in its credentials and in the rows' folder."""
+    folders = [credentials.folder / "state", *([] if folder is None else [folder / FOLDER])]
+    return RowLedger(records, folders, credentials.party)
+
+
 @contextmanager
 def counting(ledger: RowLedger) -> Iterator[None]:
     """Turn an error in writing the ledger of a party's rows into a sentence.
@@ -59,7 +69,7 @@ def counting(ledger: RowLedger) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(
             f"the ledger of this party's rows in {ledger.folders[0]} cannot be written, so nothing is sent: "
-            f"{(error.strerror or str(error)).lower()}"
+            f"{os_reason(error)}"
         ) from None
 
 

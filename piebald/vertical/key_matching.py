@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import RunFolderError, SettingError, import_extra
+from piebald.core.errors import SettingError, import_extra
 from piebald.core.files import read_text
 from piebald.core.machine import count_cores
 from piebald.core.private_files import write_private
@@ -39,10 +39,10 @@ from piebald.data.clients.owner import read_owners, records_of
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.messaging import SERVER
-from piebald.privacy.ledger import FOLDER, RowLedger
+from piebald.privacy.ledger import RowLedger
 from piebald.storage.schema import explained
 from piebald.vertical.channel import open_channel
-from piebald.vertical.disclosure_ledger import counting
+from piebald.vertical.disclosure_ledger import counting, ledger_of
 from piebald.vertical.encryption.backend import MessageLength
 from piebald.vertical.match_keys import NAME, keys_of
 from piebald.vertical.party_messages import MessageFault, MessageKind
@@ -258,8 +258,7 @@ class KeyMatch:
         ristretto()
         self._ledger, records = None, records_of(owners, self.role)
         if isinstance(rows, str | Path):
-            folders = [given.folder / "state", Path(rows).resolve().parent / FOLDER]
-            self._ledger = RowLedger(records, folders, given.party)
+            self._ledger = ledger_of(records, given, Path(rows).resolve().parent)
         self._terms = {"kinds": list(kinds), "learns": learns, "floor": floor, "country": country}
         self._learns, self._floor = learns, floor
         content = json.dumps([self.role, self._terms, sorted(counts)]).encode() + records.tobytes()
@@ -341,9 +340,7 @@ def write_named(frame: DataFrame, names: list[str], out: Path) -> None:
     """
     exact = {name: "float64" for name, kind in frame.dtypes.items() if kind in ("float16", "float32")}
     table, text = frame.astype(exact).assign(shared_id=names), io.BytesIO()
-    try:
-        # quoted, since a lone carriage return in a text would end its row
-        table.to_csv(text, index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    # quoted, since a lone carriage return in a text would end its row
+    table.to_csv(text, index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    with explained(f"{out} cannot be written"):
         write_private(out, text.getvalue().translate(None, _NO_TEXT))
-    except OSError as error:
-        raise RunFolderError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None

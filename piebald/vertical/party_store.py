@@ -19,16 +19,16 @@ go back again and again would learn more each time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
-
-from torch import Tensor
 
 from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError
 from piebald.core.files import read_text
 from piebald.core.private_files import write_private
+from piebald.core.tensor_store import under
 from piebald.settings.toml_document import Document
 from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import KEPT, RunStore
@@ -39,6 +39,7 @@ from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS, SCORES = "transfer.toml", "scores.csv"
+WEIGHTS = "network."  # begins the names of a network's tensors in a checkpoint
 
 
 class PartyStore(RunStore):
@@ -105,14 +106,13 @@ class PartyStore(RunStore):
         self.go_back(step)
         party.done = step
         try:
-            party.network.load_state_dict(weights_in(tensors))
-            # the optimizer has no state before its first step
-            if step == 0:
-                return
-            state = party.optimizer.state_dict()
-            numbers = range(len(list(party.network.parameters())))
-            state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
-            party.optimizer.load_state_dict(state)
+            party.network.load_state_dict(under(tensors, WEIGHTS))
+            moments = [under(tensors, f"adam.{number}.") for number, _ in enumerate(party.network.parameters())]
+            # no optimizer has a state before its first step, and plain gradient descent none at all
+            if step and party.settings.optimizer == "adam" and not all(moments):
+                raise KeyError("adam")
+            of_optimizer = {number: of_layer for number, of_layer in enumerate(moments) if of_layer}
+            party.optimizer.load_state_dict(party.optimizer.state_dict() | {"state": of_optimizer})
         except (RuntimeError, KeyError, ValueError):
             raise RunFolderError(f"{self.path} holds a checkpoint of another network: start again") from None
 
@@ -133,9 +133,12 @@ class PartyStore(RunStore):
         return records
 
 
-def opened(run: Path, roles: tuple[Role, ...] = ROLES) -> dict[Role, PartyStore]:
-    """Open the folders of the parties that are here, for reading."""
-    return {role: PartyStore.open_read_only(run / role) for role in roles if (run / role / DATABASE).exists()}
+@contextmanager
+def opened(run: Path) -> Iterator[dict[Role, PartyStore]]:
+    """The folders of the parties that are here, opened for reading."""
+    with ExitStack() as closing:
+        here = [role for role in ROLES if (run / role / DATABASE).exists()]
+        yield {role: closing.enter_context(PartyStore.open_read_only(run / role)) for role in here}
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
@@ -181,20 +184,8 @@ def is_transfer(run: Path) -> bool:
     return (run / SETTINGS).is_file()
 
 
-def weights_in(checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a party's network in a checkpoint."""
-    return _below(checkpoint, "network.")
-
-
 def _checkpoint(party: Party) -> Checkpoint:
-    tensors = {f"network.{name}": tensor for name, tensor in party.network.state_dict().items()}
+    tensors = {f"{WEIGHTS}{name}": tensor for name, tensor in party.network.state_dict().items()}
     for number, state in party.optimizer.state_dict()["state"].items():
         tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
     return Checkpoint(tensors, {})
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    part = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not part:
-        raise KeyError(prefix)
-    return part

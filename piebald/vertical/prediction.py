@@ -18,19 +18,20 @@ from torch import Tensor, nn
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.tensor_store import under
 from piebald.data.clients.row_identity import Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
 from piebald.federation.credentials.provisioning import read as read_credentials
-from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
+from piebald.privacy.ledger import TRANSFER
 from piebald.vertical.channel import open_channel
-from piebald.vertical.disclosure_ledger import counting
+from piebald.vertical.disclosure_ledger import counting, ledger_of
 from piebald.vertical.kernels import Floats
 from piebald.vertical.loss_terms import MOST_SCORE
 from piebald.vertical.party_data import Ints, PartyPreparation, Texts, digest_of_keys, keys_in, read_cells, records_in
 from piebald.vertical.party_messages import MessageKind
 from piebald.vertical.party_network import PartyNetwork
-from piebald.vertical.party_store import PartyStore, opened, read_settings, weights_in
+from piebald.vertical.party_store import WEIGHTS, PartyStore, opened, read_settings
 from piebald.vertical.protocol import ROLES, PartySession, Role, receive_numbers, send_numbers
 from piebald.vertical.split_model import LinearScore
 from piebald.vertical.transfer_settings import TransferSettings
@@ -145,7 +146,7 @@ class _Shares:
     place: Ints
     shares: Floats
     records: Digests
-    places: list[Path]
+    folder: Path | None
 
     @classmethod
     def of(cls, folder: Path, settings: TransferSettings, role: Role, rows: Any, tell: Tell) -> Self:
@@ -161,9 +162,9 @@ class _Shares:
             keys = place.astype(np.str_)
         with torch.no_grad():
             shares: Floats = network(preparation.inputs(frame)).numpy()
-        places = [Path(rows).resolve().parent / FOLDER] if isinstance(rows, str | Path) else []
+        lies_in = Path(rows).resolve().parent if isinstance(rows, str | Path) else None
         cleaning = None if preparation.columns is None else preparation.columns.cleaning
-        return cls(preparation, frame, keys, place, shares, records_in(rows, role, cleaning), places)
+        return cls(preparation, frame, keys, place, shares, records_in(rows, role, cleaning), lies_in)
 
     @property
     def digest(self) -> str:
@@ -198,7 +199,7 @@ def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) ->
         if role == "target":
             shares = receive_numbers(session, MessageKind.HANDOVER, len(own.place), most=MOST_SCORE)
         else:
-            ledger = RowLedger(own.records, [credentials.folder / "state", *own.places], credentials.party)
+            ledger = ledger_of(own.records, credentials, own.folder)
             with counting(ledger):  # before anything is sent
                 ledger.count(SHARES, channel.partner)
             send_numbers(session, MessageKind.HANDOVER, own.in_order())
@@ -215,18 +216,17 @@ def _trained(
         folder, role, settings: of the run.
         made: makes the network of so many features, whose weights are then the trained ones.
     """
-    store = opened(folder, (role,)).get(role)
-    if store is None or "preparation" not in store.meta:
-        raise RunFolderError(
-            f"{folder} holds no {role} that has finished: predict where the {role} ran, and continue an "
-            f"interrupted run with piebald resume {folder}"
-        )
-    with store:
-        told, tensors = store.meta, store.server_checkpoint(settings.steps).tensors
+    with opened(folder) as stores:
+        if role not in stores or "preparation" not in stores[role].meta:
+            raise RunFolderError(
+                f"{folder} holds no {role} that has finished: predict where the {role} ran, and continue an "
+                f"interrupted run with piebald resume {folder}"
+            )
+        told, tensors = stores[role].meta, stores[role].server_checkpoint(settings.steps).tensors
     preparation = PartyPreparation.model_validate(told["preparation"])
     with torch.device("meta"):  # without memory: the settings may name another size than the weights have
         network = made(len(preparation.features))
-    network.load_state_dict(weights_in(tensors), assign=True)
+    network.load_state_dict(under(tensors, WEIGHTS), assign=True)
     return told, preparation, network.double()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -160,8 +160,7 @@ def result(folder: PathLike) -> TransferResult:
     """Return the result of a finished run, from both parties' folders."""
     folder = Path(folder)
     settings = read_settings(folder)
-    with ExitStack() as closing:
-        stores = {role: closing.enter_context(store) for role, store in opened(folder).items()}
+    with opened(folder) as stores:
         if "target" not in stores or stores["target"].meta.get("status") != "finished":
             raise RunFolderError(f"{folder} has not finished: continue with piebald resume {folder}")
         return result_of(settings, stores, folder)
@@ -261,12 +260,8 @@ def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = N
 
 def is_simulated(folder: Path) -> bool:
     """Return whether a run folder was made by one user for both parties."""
-    stores = opened(folder).values()
-    try:
-        return not any("secret" in store.meta for store in stores)
-    finally:
-        for store in stores:
-            store.close()
+    with opened(folder) as stores:
+        return not any("secret" in store.meta for store in stores.values())
 
 
 NAMES = {

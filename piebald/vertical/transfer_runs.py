@@ -19,11 +19,11 @@ from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
-from piebald.privacy.ledger import FOLDER, TRANSFER, RowLedger
+from piebald.privacy.ledger import TRANSFER
 from piebald.vertical import baselines, party_data
 from piebald.vertical.channel import Channel, InMemoryChannel, open_channel, partners_of
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.disclosure_ledger import DisclosureKind, Spend, counting
+from piebald.vertical.disclosure_ledger import DisclosureKind, Spend, counting, ledger_of
 from piebald.vertical.encryption import FixedBackend
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding, PartyPreparation
@@ -254,7 +254,7 @@ def _spending(credentials: Credentials, data: PartyHolding, partner: str) -> Spe
     """
     if data.place is None:  # a data set of Piebald's, which anybody may download
         return lambda kind, noise: None
-    ledger = RowLedger(data.records, [credentials.folder / "state", data.place / FOLDER], credentials.party)
+    ledger = ledger_of(data.records, credentials, data.place)
 
     def spend(kind: DisclosureKind, noise: float) -> None:
         with counting(ledger):

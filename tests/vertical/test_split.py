@@ -105,8 +105,9 @@ def test_the_number_of_a_partys_columns_changes_no_length():
 
 
 @pytest.mark.full
-def test_a_run_gone_on_with_ends_as_one_that_was_not_interrupted(tmp_path):
-    settings = split(steps=5, checkpoint_every=2)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])  # the second one has no state to go on with
+def test_a_run_gone_on_with_ends_as_one_that_was_not_interrupted(tmp_path, optimizer):
+    settings = split(steps=5, checkpoint_every=2, optimizer=optimizer)
     run(settings, out=tmp_path / "calm")
 
     def stop(line):

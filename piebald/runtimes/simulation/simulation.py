@@ -18,13 +18,14 @@ from torch import Tensor
 from piebald import contracts
 from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
+from piebald.core.tensor_store import under
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import Agenda, DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
-from piebald.runtimes.workers.serialization import PARTS, ClientStateStore, under
+from piebald.runtimes.workers.serialization import PARTS, ClientStateStore
 
 LOST = "lost"
 GONE = "the client went away before it was done"

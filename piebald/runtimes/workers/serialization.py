@@ -269,8 +269,3 @@ class ClientStateStore:
         """Forget everything."""
         self.kept.close()
         self._held.clear()
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, which is removed."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
