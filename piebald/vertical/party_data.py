@@ -294,9 +294,7 @@ def load_one(
     Raises:
         SettingError: there is no such file, or a column is missing or holds unusable values.
     """
-    file = getattr(files, role)
-    if file is None:
-        raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
+    file = files.of(role)
     if role == "source" and file.label is None:
         raise SettingError("files.source.label is missing: name the column of the source's table to predict")
     if public and file.prepare is not None and (file.prepare.parse or file.prepare.unit):

@@ -22,7 +22,6 @@ from piebald.core.tensor_store import under
 from piebald.data.clients.row_identity import Digests
 from piebald.data.clients.table_files import read_table
 from piebald.data.preparation.preparation import Tell, warn
-from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.privacy.ledger import TRANSFER
 from piebald.vertical.channel import open_channel
 from piebald.vertical.disclosure_ledger import counting, ledger_of
@@ -187,7 +186,7 @@ class _Shares:
 def _meet(folder: Path, settings: TransferSettings, role: Role, own: _Shares) -> DataFrame:
     """Return the target's scores, with the shares that the source sends over the link of the run."""
     runtime = settings.runtime
-    credentials = read_credentials(Path(runtime.credentials or "no folder of credentials"))
+    credentials = runtime.own_credentials()
     with PartyStore.open_read_only(folder / role) as store:
         partner, last = store.meta.get("partner"), store.steps()[-1]["losses"]
     channel = open_channel(credentials, runtime.timeout, partner)

@@ -14,7 +14,6 @@ from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.owner import read_owners, records_of
 from piebald.data.clients.row_identity import SHARED_ID
 from piebald.federation.credentials.provisioning import Credentials
-from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.key_matching import KeyMatch, begun, ristretto, write_named
 from piebald.vertical.match_keys import keys_of
@@ -166,7 +165,7 @@ def check(
             problems[str(error)] = None
 
     if len(roles) == 1:
-        tried(lambda: read_credentials(Path(settings.runtime.credentials or "no folder of credentials")))
+        tried(settings.runtime.own_credentials)
         if columns:
             tried(ristretto)
     for role in roles:
@@ -197,10 +196,7 @@ def _described(role: Role, held: PartyHolding) -> dict[str, str]:
 
 
 def _file(settings: TransferSettings, role: Role) -> PartyFile:
-    file: PartyFile | None = getattr(settings.files, role, None)
-    if file is None:
-        raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
-    return file
+    return (settings.files or PartyFiles()).of(role)
 
 
 def _features(file: PartyFile, columns: Sequence[str], table: Path, key: str) -> PartyFile:

@@ -17,7 +17,6 @@ from piebald.core.machine import one_thread
 from piebald.core.plain_text import csv_text
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.provisioning import Credentials
-from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.link.supervision import at_work
 from piebald.privacy.ledger import TRANSFER
 from piebald.vertical import baselines, party_data
@@ -158,9 +157,7 @@ def run_party(
             parties have are matched first.  By default the table's rows have their names already.
     """
     folder, runtime = Path(out), settings.runtime
-    if runtime.credentials is None:
-        raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
-    credentials = read_credentials(Path(runtime.credentials))
+    credentials = runtime.own_credentials()
     raw = RawTable(settings, role, key, kinds, credentials, folder, tell) if key else None
     settings = settings if raw is None else raw.settings
 
@@ -216,7 +213,7 @@ def with_partners(settings: TransferSettings, partners: Sequence[str]) -> dict[s
         SettingError: there are no credentials, or they do not list a name, or a name comes twice.
     """
     runtime = settings.runtime
-    given = read_credentials(Path(runtime.credentials or "no folder of credentials"))
+    given = runtime.own_credentials()
     known = partners_of(given)
     for name in partners:
         if name not in known:

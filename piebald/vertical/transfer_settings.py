@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from piebald.core.arguments import STRICT, sentence, settled
+from piebald.contracts.component import WordedModel
+from piebald.core.arguments import STRICT, settled
 from piebald.core.errors import SettingError
 from piebald.core.files import settings_text
 from piebald.data.preparation.cleaning import Cleaning, Rules
+from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.settings.toml_document import Document, dumps, of_document
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
@@ -116,6 +118,17 @@ class PartyFiles(TransferSection):
     source: PartyFile | None = None
     target: PartyFile | None = None
 
+    def of(self, role: Role) -> PartyFile:
+        """Return a party's own table.
+
+        Raises:
+            SettingError: there is none.
+        """
+        file: PartyFile | None = getattr(self, role)
+        if file is None:
+            raise SettingError(f"files.{role} is missing: give path and key of the {role}'s table under [files.{role}]")
+        return file
+
 
 class NetworkSettings(TransferSection):
     """Each party's network.
@@ -159,6 +172,16 @@ class TransferRuntime(TransferSection):
             raise ValueError("partner is the name in the other party's certificate, so it needs credentials")
         return self
 
+    def own_credentials(self) -> Credentials:
+        """Return the credentials of the party that is here.
+
+        Raises:
+            SettingError: none are named, or they cannot be read.
+        """
+        if self.credentials is None:
+            raise SettingError("a party alone needs credentials: --set runtime.credentials=FOLDER")
+        return read(Path(self.credentials))
+
     @property
     def connection(self) -> str:
         """How parties that run with these settings are connected, in words."""
@@ -167,15 +190,7 @@ class TransferRuntime(TransferSection):
         return "encrypted, both parties identified by certificates (TLS 1.3)"
 
 
-class _Invalid(SettingError):
-    """Settings that pydantic refused, with its error."""
-
-    def __init__(self, error: ValidationError, fields: Mapping[str, Any]) -> None:
-        super().__init__(sentence(error, "transfer", fields))
-        self.error = error
-
-
-class TransferSettings(TransferSection):
+class TransferSettings(TransferSection, WordedModel):
     """Checked settings of a transfer.
 
     Attributes:
@@ -229,14 +244,13 @@ class TransferSettings(TransferSection):
     backend: Backend = backends.BfvBackend()
     runtime: TransferRuntime = TransferRuntime()
 
-    _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
-
     def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise _Invalid(error, type(self).model_fields) from None
+        super().__init__(**fields)
         self._check()
+
+    @classmethod
+    def in_words(cls) -> str:
+        return "transfer"
 
     @classmethod
     def load(
@@ -255,14 +269,13 @@ class TransferSettings(TransferSection):
     def of(cls, document: Document) -> Self:
         """Make settings from a document; an error names the line of the first problem."""
         try:
-            made = cls(**document.values)
-        except _Invalid as invalid:
-            raise of_document(invalid.error, document, cls) from None
+            return cls(**document.values)
         except SettingError as error:
+            if isinstance(invalid := error.__context__, ValidationError):  # of pydantic, which knows the place
+                raise of_document(invalid, document, cls) from None
             word = next((word for word in str(error).split() if word in cls.model_fields), "")
             key = next((key for key in ("method", "backend") if str(error).startswith(key)), word)
             raise SettingError(f"{document.origin((key,))}: {error}") from None
-        return made
 
     def table(self) -> dict[str, Any]:
         """Plain values, which `dumps` writes and `of` reads."""
