@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import numpy as np
 import torch
-from rows import folder_name
+from rows import STUDIES, folder_name
+from shared.capture import capture
+from shared.programs import Listed, listed
 
 import piebald
 from piebald import recipes
@@ -52,11 +54,6 @@ class Case:
     fleet: Any = None
 
 
-def beside(study: str) -> None:
-    """Let the modules of another benchmark be imported."""
-    sys.path.insert(0, str(HERE.parent / study))
-
-
 def mean_of_clients(run: piebald.Run) -> str:
     """The mean over clients of the accuracy on their own test rows, per cent, in the last evaluation."""
     last = max(row["version"] for row in run.scores)
@@ -72,76 +69,46 @@ def common_test_rows(run: piebald.Run, metric: str = "accuracy") -> str:
     return f"{100 * max(found, key=lambda row: row['version'])['value']:.2f}"
 
 
-def distfl(part: str, method: str, seed: int) -> Case:
-    """Tables 2 and 6 of DistFL."""
-    beside("distfl")
-    import federations
-    import settings
-
-    from piebald.core.metrics import AttackSuccess
-    from piebald.core.objective import accuracy
-
-    _, _, recipe, federation, rounds = next(job for job in settings.full_jobs(part, seed) if job[1] == method)
-    clients, _ = federation()
-    network = settings.network(part, tuple(clients.rows(0, "train").x.shape[1:]), full=True)
-    if part != "replacement":
-        return Case(recipe, clients, network, {"rounds": rounds}, rounds, mean_of_clients)
-    metrics = {"accuracy": accuracy, "attack_success": AttackSuccess.of_pairs(federations.PAIRS)}
-
-    def both(run: piebald.Run) -> str:
-        return f"{common_test_rows(run)} / {common_test_rows(run, 'attack_success')}"
-
-    return Case(recipe, clients, network, {"rounds": rounds}, rounds, both, {"metrics": metrics})
+def both_on_common_test_rows(run: piebald.Run) -> str:
+    """Accuracy and the attack's success."""
+    return f"{common_test_rows(run)} / {common_test_rows(run, 'attack_success')}"
 
 
-def metis(part: str, classes: str, label: str, seed: int) -> Case:
-    """Table I of Metis."""
-    beside("metis")
-    import settings
-
-    scale, uneven = settings.SCALES["full"], part == "uneven"
-    recipe = (settings.asynchronous if uneven else settings.synchronous)(**scale.training)[label]
-    clients = settings.partition("power law", classes, seed, recipe).split(settings.images(None, settings.SIDE, seed))
-    every = scale.rounds if not uneven else 1 if label.startswith("Sync") else 20
+def of_paper(study: str, about: Sequence[str], seed: int) -> Case:
+    """A run of a paper's benchmark at its full scale, which is evaluated as seldom as its figure allows."""
+    sys.path.insert(0, str(HERE.parent / study))
+    wanted = next(one for one in listed(study, "full", seed) if names_of(study, one) == tuple(about))
+    captured = capture(wanted.begin)
+    options = captured.options
+    every, read = options["evaluate_every"], mean_of_clients
+    if study == "hdafl":
+        every = options["rounds"] // 20
+    elif study == "metis":
+        every, read = options.get("rounds", every), common_test_rows
+    elif wanted.part == "replacement":
+        read = both_on_common_test_rows
     return Case(
-        recipe,
-        clients,
-        lambda seed: build_model("metis_cnn", (3, settings.SIDE, settings.SIDE), 10, seed=seed),
-        {"stop": {"seconds": scale.seconds}} if uneven else {"rounds": scale.rounds},
+        captured.recipe,
+        captured.clients,
+        captured.model,
+        {name: options[name] for name in ("rounds", "stop") if name in options},
         every,
-        common_test_rows,
-        fleet=settings.fleet(uneven, scale.seconds_per_step),
+        read,
+        {"metrics": options["metrics"]} if study == "distfl" else {},
+        options["runtime"].fleet,
     )
 
 
-def cgau(setting: str, method: str, seed: int) -> Case:
-    """Fig. 2b of CGAU."""
-    beside("cgau")
-    import jobs
-    import settings
+def names_of(study: str, one: Listed) -> tuple[str, ...]:
+    """What a row says of a run of a paper's benchmark, see `rows.Row`."""
+    if study == "metis":
+        return one.part, one.case.removeprefix("power law "), one.label
+    if study == "hdafl":
+        from settings import NEAREST
 
-    clients, task = jobs.federation(setting, seed, "paper_images")
-    chosen = settings.METHODS[method]
-    recipe = chosen.recipe(
-        lr=task.rates[chosen.family], batch=task.batch, batches="exact", momentum=settings.MOMENTUM, steps=task.steps
-    )
-    network = chosen.network(tuple(clients.x.shape[1:]), len(clients.classes), task.units, len(clients))
-    return Case(recipe, clients, network, {"rounds": task.rounds}, task.every, mean_of_clients)
-
-
-def hdafl(setting: str, cohort: str, label: str, seed: int) -> Case:
-    """Fig. 3 of HDAFL."""
-    beside("hdafl")
-    import federations
-    import settings
-
-    clients = federations.clients(setting, None, seed, letters=True)
-    asked = min(int(cohort), len(clients))
-    recipe = settings.compared(asked, lr=settings.LEARNING_RATE, batch=settings.BATCH, batches="exact")[label]
-    outputs = len(clients.classes or ())
-    model = lambda seed: build_model("small_cnn", (1, 28, 28), outputs, seed=seed)  # noqa: E731
-    rounds = settings.SCALES["full"].paper_rounds
-    return Case(recipe, clients, model, {"rounds": rounds}, rounds // 20, mean_of_clients)
+        # fewer disjoint clients stand for the paper's where there are fewer classes
+        return one.case, str(NEAREST.get(one.job.cohort, one.job.cohort)), one.label
+    return (one.part if study == "distfl" else one.case), one.label
 
 
 def dirichlet(name: str, seed: int) -> Case:
@@ -176,7 +143,7 @@ def brief(case: Case) -> Case:
 def main() -> None:
     """Run, or go on with, one row, and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=("distfl", "metis", "cgau", "hdafl", "dirichlet"))
+    parser.add_argument("study", choices=STUDIES)
     parser.add_argument("seed", type=int)
     parser.add_argument("about", nargs="+")
     parser.add_argument("--out", type=Path, required=True)
@@ -186,7 +153,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
-    case: Case = globals()[options.study](*options.about, options.seed)
+    own = options.study == "dirichlet"
+    case = dirichlet(*options.about, options.seed) if own else of_paper(options.study, options.about, options.seed)
     case = brief(case) if options.scale == "tiny" else case
     began, label = time.perf_counter(), options.about[-1]
     rounds = case.limit.get("rounds", 100)

@@ -16,20 +16,24 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
-import numpy as np
+from shared import markdown
 from shared.capture import Case, capture, dealt
-from shared.markdown import block, cells, put, table
+from shared.markdown import block, put, table
+from shared.programs import listed, without_the_extractor
 from shared.stored import table as stored
 
 from piebald.core.errors import SettingError
 
 ROOT = Path(__file__).parents[2]
-NOWHERE = Path("nowhere")
 HEADING = "## Where the runs differ from the paper"
 Labels = Iterable[str]
 Cell = tuple[str, dict[str, str], Callable[[], Any], int, Labels]  # table, the paper's, what runs it, seeds, methods
 
 WEIGHTS = {"equal_weighted": "equal", "example_weighted": "by rows", "dvw": "by validation score"}
+SEEDS = 3
+METIS_CELL = "power law Non-IID(3)"
+# the method whose run is read, by the part of the benchmark where a paper has several
+DESCRIBED = {"distfl": "DistFL", "hdafl": "HDAFL", "cgau": "CGAU", "synchronous": "DVW", "uneven": "AsyncDVW"}
 PRINTED = stored(Path(__file__).with_name("conditions.toml"))
 
 
@@ -39,55 +43,20 @@ def tables(paper: str) -> Iterator[tuple[str, str, dict[str, str]]]:
         yield one["part"], one["name"], PRINTED[paper]["all"] | one["printed"]
 
 
-def distfl() -> Iterator[Cell]:
-    """Tables 2 to 6."""
-    import federations
-    import run
+def cells(paper: str) -> Iterator[Cell]:
+    """The tables of a paper whose runs a simulator makes."""
+    if paper == "distfl":
+        import federations
 
-    federations.data = lambda name, load=federations.data: dealt(load(name))
-    for part, name, paper in tables("distfl"):
-        every = [*run.jobs(part, 0)]
-        job, labels = next(job for job in every if job[1] == "DistFL"), [job[1] for job in every]
-        yield name, paper, lambda part=part, job=job: run.run_job(part, *job, 0), 3, labels
-
-
-def hdafl() -> Iterator[Cell]:
-    """Tables 3 and 5."""
-    import jobs
-    import settings
-
-    scale = settings.SCALES["small"]
-    every = [*jobs.paper_jobs(scale), *jobs.traffic_jobs(scale)]
-    for setting, name, paper in tables("hdafl"):
-        job = next(job for job in every if (job.setting, job.label) == (setting, "HDAFL"))
-        labels = [job.label for job in every if job.setting == setting]
-        yield name, paper, lambda job=job: jobs.run_job(job, NOWHERE), len(scale.paper_seeds), labels
-
-
-def metis() -> Iterator[Cell]:
-    """Table I."""
-    import run
-
-    scale = run.SCALES["cells"]
-    for part, name, paper in tables("metis"):
-        case, label = (part, "power law", "Non-IID(3)"), {"synchronous": "DVW", "uneven": "AsyncDVW"}[part]
-        cell = [job for job in run.all_jobs(scale, [0]) if (job.part, job.sizes, job.classes) == case]
-        job = next(job for job in cell if job.label == label)
-        begin = lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")  # noqa: E731
-        yield name, paper, begin, 3, [job.label for job in cell]
-
-
-def cgau() -> Iterator[Cell]:
-    """Fig. 2; the first pixels stand for the extractor's numbers, which take hours and change no condition."""
-    import federations  # noqa: F401 - puts the folder of `paper_rows` on the path
-    import jobs
-    import paper_rows
-
-    paper_rows.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
-    for part, name, paper in tables("cgau"):
-        every = [*jobs.JOBS[part]()]
-        job = next(job for job in every if job.method == "CGAU")
-        yield name, paper, lambda job=job: jobs.run_job(job, NOWHERE), 3, [job.method for job in every]
+        federations.data = lambda name, load=federations.data: dealt(load(name))
+    if paper == "cgau":
+        without_the_extractor()
+    every = [*listed(paper, "cells" if paper == "metis" else "small")]
+    for part, name, printed in tables(paper):
+        here = [one for one in every if part in (one.part, one.case) and (paper != "metis" or one.case == METIS_CELL)]
+        method = DESCRIBED.get(part, DESCRIBED.get(paper))
+        own = next(one for one in here if one.label.partition(",")[0] == method)
+        yield name, printed, own.begin, SEEDS, [one.label for one in here]
 
 
 def smmd() -> Iterator[tuple[str, dict[str, str], dict[str, str], int, Labels]]:
@@ -145,7 +114,7 @@ def row(name: str, paper: Mapping[str, str], ours: Mapping[str, str]) -> list[st
 
 def page(text: str, rows: list[list[str]]) -> str:
     """Return a paper's page with one row for each of its tables that differs; an empty row stays as the page has it."""
-    before = {(line := cells(row))[0]: line for row in block(text, "deviations").splitlines()}
+    before = {(line := markdown.cells(row))[0]: line for row in block(text, "deviations").splitlines()}
     rows = [given if len(given) > 1 else before.get(given[0], [given[0], ""]) for given in rows]
     text = text if HEADING in text else f"{text.rstrip()}\n\n{HEADING}\n"
     inside = table(["table", "the paper → here"], [given for given in rows if given[1]])
@@ -155,7 +124,7 @@ def page(text: str, rows: list[list[str]]) -> str:
 def read(paper: str) -> list[list[str]]:
     """Return the rows of a paper's tables; that of a table whose data are not here has its name only."""
     rows = []
-    for name, printed, begin, seeds, labels in globals()[paper]():
+    for name, printed, begin, seeds, labels in smmd() if paper == "smmd" else cells(paper):
         try:
             if callable(begin):
                 ours = described(capture(begin), seeds) | {"methods": beside(printed["methods"], labels)}

@@ -15,9 +15,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
-import numpy as np
-from deviations import NOWHERE, ROOT, described
+from deviations import ROOT, described
 from shared.capture import Case, capture
+from shared.programs import Listed, listed, without_the_extractor
 
 from piebald.experiments.file import ExperimentSettings
 
@@ -36,62 +36,40 @@ NAMED = {  # the labels of files, by those of benchmarks
 }  # fmt: skip
 
 
-def distfl() -> Iterator[Pair]:
-    """Tables 2, 4, 5 and 6 in the paper's setting."""
-    import run
-
-    parts = {
+# the file and its scale for a part of a benchmark, or for a case of HDAFL's
+FILES = {
+    "distfl": {
         "vgg": ("distfl-table-2", "full"), "resnet": ("distfl-table-2", "resnet18"),
         "people": ("distfl-table-4", "full"),
         "cifar": ("distfl-table-5", "full"), "replacement": ("distfl-table-6", "full"),
-    }  # fmt: skip
-    for part, (file, scale) in parts.items():
-        for job in run.full_jobs(part, 0):
-            label = NAMED["distfl"].get(job[1])
-            if label is not None and (part != "cifar" or job[0] == "20 of 50"):
-                yield file, scale, label, lambda part=part, job=job: run.run_job(part, *job, 0, True)
+    },
+    # digits stand for characters in the file and in the benchmark
+    "hdafl": {"writer": ("hdafl-table-3", "full"), "same_apps": ("hdafl-table-5", "full")},
+    "metis": {"synchronous": ("metis-table-1", "full"), "uneven": ("metis-table-1-right", "full")},
+    "cgau": {
+        "rare": ("cgau-figure-2a", ""), "paper_rare": ("cgau-figure-2a", "full"),
+        "more_rows": ("cgau-figure-2b", ""), "paper_images": ("cgau-figure-2b", "full"),
+    },
+}  # fmt: skip
+WANTED: dict[str, Callable[[Listed], bool]] = {  # what a file has of a part
+    "distfl": lambda one: one.part != "cifar" or one.case == "20 of 50",
+    "hdafl": lambda one: one.job.cohort in (2, 10) and one.job.model in ("small_cnn", "cnn_1d_small"),
+    "metis": lambda one: one.case == "power law Non-IID(3)",
+    "cgau": lambda one: one.case == "shuffle 0.0",
+}
 
 
-def hdafl() -> Iterator[Pair]:
-    """Tables 3 and 5 in the paper's setting; digits stand for characters in both."""
-    import jobs
-    import settings
-
-    scale = settings.SCALES["full"]
-    wanted = {("writer", 10): "hdafl-table-3", ("same_apps", 2): "hdafl-table-5"}
-    for job in (*jobs.paper_jobs(scale), *jobs.traffic_jobs(scale)):
-        label, file = NAMED["hdafl"].get(job.label), wanted.get((job.setting, job.cohort))
-        if label and file and job.seed == 0 and job.model in ("small_cnn", "cnn_1d_small"):
-            yield file, "full", label, lambda job=job: jobs.run_job(job, NOWHERE)
-
-
-def metis() -> Iterator[Pair]:
-    """Table I as printed."""
-    import run
-
-    scale = run.SCALES["full"]
-    files = {"synchronous": "metis-table-1", "uneven": "metis-table-1-right"}
-    for job in run.all_jobs(scale, scale.seeds):
-        label = NAMED["metis"].get(job.label)
-        if label is not None and (job.sizes, job.classes) == ("power law", "Non-IID(3)") and job.part in files:
-            yield files[job.part], "full", label, lambda job=job: run.run_job(job, scale, NOWHERE, "cpu")
-
-
-def cgau() -> Iterator[Pair]:
-    """Fig. 2 at both scales; the first pixels stand for the extractor's numbers, as in `deviations.py`."""
-    import jobs
-    import paper_rows
-
-    paper_rows.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
-    parts = {
-        "rare": ("cgau-figure-2a", None), "paper_rare": ("cgau-figure-2a", "full"),
-        "more_rows": ("cgau-figure-2b", None), "paper_images": ("cgau-figure-2b", "full"),
-    }  # fmt: skip
-    for part, (file, scale) in parts.items():
-        for job in jobs.JOBS[part]():
-            label = NAMED["cgau"].get(job.method)
-            if label is not None and (job.setting, job.seed) == ("shuffle 0.0", 0):
-                yield file, scale or "", label, lambda job=job: jobs.run_job(job, NOWHERE)
+def pairs(paper: str) -> Iterator[Pair]:
+    """Yield the recipes of a paper's files that its benchmark runs as well."""
+    if paper == "cgau":
+        without_the_extractor()
+    every = [*listed(paper, "full", 1990 if paper == "metis" else 0)]
+    every += listed(paper, "small") if paper == "cgau" else ()
+    for one in every:
+        label, files = NAMED[paper].get(one.label), FILES[paper]
+        file = files.get(one.part) or files.get(one.case)
+        if label and file and WANTED[paper](one):
+            yield *file, label, one.begin
 
 
 @cache
@@ -134,7 +112,7 @@ def settings_of(case: Case) -> Iterable[tuple[str, str, Any]]:
 
 def main(paper: str) -> None:
     """Print the lines of one paper."""
-    for file, scale, label, begin in globals()[paper]():
+    for file, scale, label, begin in pairs(paper):
         if label not in planned(file, scale)[1].recipes:  # the benchmark runs more than the paper's table has
             continue
         ours, theirs = conditions(of_file(file, scale, label)), conditions(capture(begin))

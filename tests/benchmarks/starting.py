@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -25,6 +24,11 @@ from piebald.runs.prepare import prepare
 ROOT = Path(__file__).parents[2]
 ROWS = 16  # of the one step
 STEPPED: set[str] = set()  # networks that have taken their step, which cells have in common
+MADE_ONCE = {  # functions of a benchmark's federations, whose clients several methods have in common
+    "distfl": ("planted", "attacked", "people"),
+    "cgau": ("all_embedded_images", "published_by_clusters", "rare_by_clusters"),
+}
+NOT_RUN = ("DVW, above chance", "DVW, sharp", "AsyncDVW, sharp")  # at Metis' full scale
 Cells = Iterator[tuple[str, Callable[[], Any]]]
 
 
@@ -67,50 +71,20 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def distfl() -> Cells:
-    """Tables 2, 4, 5 and 6, and Fig. 4."""
-    import federations
-    import run
+def cells(benchmark: str) -> Cells:
+    """The runs of a paper's benchmark at its full scale with its first seed."""
+    from shared.programs import listed, without_the_extractor
 
-    for name in ("planted", "attacked", "people"):
-        setattr(federations, name, made_once(getattr(federations, name)))
-    for part in run.PARTS:
-        for job in run.full_jobs(part, 0):
-            yield " ".join((part, *job[:2])), lambda part=part, job=job: run.run_job(part, *job, 0, True)
+    if names := MADE_ONCE.get(benchmark):
+        import federations
 
-
-def metis() -> Cells:
-    """Table I."""
-    import run
-
-    scale = run.SCALES["full"]
-    for job in run.all_jobs(scale, scale.seeds):
-        if job.label in scale.recipes:
-            name = f"{job.part} {job.sizes} {job.classes} {job.label}"
-            yield name, lambda job=job: run.run_job(job, scale, Path("nowhere"), "cpu")
-
-
-def hdafl() -> Cells:
-    """Tables 3 to 5 and Fig. 3."""
-    import jobs
-    import settings
-
-    for job in jobs.all_jobs(settings.SCALES["full"], settings.PAPER_PARTS, [0]):
-        yield f"{job.folder} {job.label}", lambda job=job: jobs.run_job(job, Path("nowhere"))
-
-
-def cgau() -> Cells:
-    """Fig. 2; the first pixels stand for the extractor's numbers, which take hours."""
-    import federations
-    import jobs
-    import paper_rows
-
-    paper_rows.embed = lambda network, x, **_: x.flatten(1)[:, :512].numpy().astype(np.float32)
-    for name in ("all_embedded_images", "published_by_clusters", "rare_by_clusters"):
-        setattr(federations, name, made_once(getattr(federations, name)))
-    for job in (*jobs.paper_images(), *jobs.paper_rare()):
-        if job.seed == 0:
-            yield f"{job.part} {job.setting} {job.method}", lambda job=job: jobs.run_job(job, Path("nowhere"))
+        for name in names:
+            setattr(federations, name, made_once(getattr(federations, name)))
+    if benchmark == "cgau":
+        without_the_extractor()
+    for one in listed(benchmark, "full", 1990 if benchmark == "metis" else 0):
+        if one.label not in NOT_RUN:
+            yield " ".join((one.part, one.case, one.label)), one.begin
 
 
 def smmd() -> Cells:
@@ -130,7 +104,7 @@ def main(benchmark: str) -> None:
     sys.path[:0] = [str(ROOT / "benchmarks" / benchmark), str(ROOT / "benchmarks"), str(ROOT)]
     from shared.capture import capture
 
-    for name, begin in globals()[benchmark]():
+    for name, begin in smmd() if benchmark == "smmd" else cells(benchmark):
         try:
             with redirect_stdout(sys.stderr):  # a transfer says what it reveals
                 found = f"begins, {begin() if benchmark == 'smmd' else started(capture(begin))}"
