@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from inputs import CLASSES, CLIENTS, FEATURES, ROWS, TRAINING, Arrays
+from inputs import CLASSES, CLIENTS, FEATURES, ROWS, TRAINING, USUAL, Arrays
 
 CFL = {"eps1": 0.25, "eps2": 0.4}  # plain lengths
 IFCA = {"k": 3}
@@ -82,8 +82,7 @@ def gates() -> Arrays:
 
 def results(given: Arrays) -> Arrays:
     """What Piebald makes of them; "events" are what another program cannot draw, and is told."""
-    usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
-    return _cut(given, usual) | _chosen(given, usual) | _narrow(given, usual) | _products(given) | _gated(given)
+    return _cut(given) | _chosen(given) | _narrow(given) | _products(given) | _gated(given)
 
 
 def models_of_clients(recipe: Any, given: Arrays, model: Any) -> tuple[Any, np.ndarray[Any, Any]]:
@@ -98,7 +97,7 @@ def models_of_clients(recipe: Any, given: Arrays, model: Any) -> tuple[Any, np.n
     return run, torch.stack(models).numpy()
 
 
-def _cut(given: Arrays, usual: dict[str, Any]) -> Arrays:
+def _cut(given: Arrays) -> Arrays:
     """CFL: the models after a cut in a run, what was measured at it, and the cuts of given updates."""
     import personal
     import torch
@@ -108,7 +107,7 @@ def _cut(given: Arrays, usual: dict[str, Any]) -> Arrays:
 
     found = {}
     rule = {"kind": "cfl", "relative": False, "least": 1, **CFL}
-    recipe = recipes.cfl(**usual).with_(clustering=rule)
+    recipe = recipes.cfl(**USUAL).with_(clustering=rule)
     run, models = models_of_clients(recipe, given, personal.network())
     (first,) = next(note["value"] for note in run.notes if note["name"] == "cuts")
     found["CFL, models"] = models
@@ -127,13 +126,13 @@ def sides(count: int, half: Any) -> np.ndarray[Any, Any]:
     return made
 
 
-def _chosen(given: Arrays, usual: dict[str, Any]) -> Arrays:
+def _chosen(given: Arrays) -> Arrays:
     """IFCA: the model that each client ends with, the cluster that it chose in each round, and the first models."""
     import personal
 
     from piebald import recipes
 
-    recipe = recipes.ifca(k=IFCA["k"], warm=0, **usual)
+    recipe = recipes.ifca(k=IFCA["k"], warm=0, **USUAL)
     run, models = models_of_clients(recipe, given, personal.network())
     rows = [row for row in run.results if row["kind"] == "train"]
     rows.sort(key=lambda row: (row["version"], row["client"]))
@@ -142,7 +141,7 @@ def _chosen(given: Arrays, usual: dict[str, Any]) -> Arrays:
     return {"IFCA, models": models, "IFCA, clusters": chosen, "events, IFCA": first.numpy()}
 
 
-def _narrow(given: Arrays, usual: dict[str, Any]) -> Arrays:
+def _narrow(given: Arrays) -> Arrays:
     """HeteroFL: the global model, also where clients lack classes and the loss is masked."""
     import ours
     import torch
@@ -161,7 +160,7 @@ def _narrow(given: Arrays, usual: dict[str, Any]) -> Arrays:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), numbers.values(), strict=True):
                 parameter.copy_(torch.from_numpy(value))
-        recipe = recipes.heterofl(widths=WIDTHS, weights="equal", masked_loss=masked, **usual)
+        recipe = recipes.heterofl(widths=WIDTHS, weights="equal", masked_loss=masked, **USUAL)
         found[name] = ours.flat(ours.trained(recipe, pictures | {"y": y}, int(TRAINING["rounds"]), model=model))
     return found
 

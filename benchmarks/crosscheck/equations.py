@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from inputs import CLIENTS, ROWS, TRAINING, Arrays
+from inputs import CLIENTS, ROWS, TRAINING, USUAL, Arrays
 
 Q, TILT, LAMBDA_LR = 1.5, 2.0, 0.3
 RHO, DECORRELATION, APFL = 0.2, 0.5, {"alpha": 0.4}
@@ -36,26 +36,25 @@ def results(given: Arrays) -> Arrays:
 
     from piebald import recipes
 
-    usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
     rounds = int(TRAINING["rounds"])
-    differences = recipes.per_fedavg(alpha=PER_FEDAVG_HF["alpha"], hessian="differences", **usual)
+    differences = recipes.per_fedavg(alpha=PER_FEDAVG_HF["alpha"], hessian="differences", **USUAL)
     made = {
-        "q-FedAvg": recipes.qfedavg(q=Q, **usual),
-        "TERM": recipes.term(t=TILT, **usual),
-        "AFL": recipes.afl(lambda_lr=LAMBDA_LR, **usual),
-        "FedProx": recipes.fedprox(mu=PROX, **usual),
-        "FedDyn": recipes.feddyn(alpha=FEDDYN, **usual),
-        "FedSAM": recipes.fedsam(rho=RHO, **usual),
-        "FedDecorr": recipes.feddecorr(beta=DECORRELATION, **usual),
-        "SCAFFOLD, option I": recipes.scaffold(option="I", **usual),
+        "q-FedAvg": recipes.qfedavg(q=Q, **USUAL),
+        "TERM": recipes.term(t=TILT, **USUAL),
+        "AFL": recipes.afl(lambda_lr=LAMBDA_LR, **USUAL),
+        "FedProx": recipes.fedprox(mu=PROX, **USUAL),
+        "FedDyn": recipes.feddyn(alpha=FEDDYN, **USUAL),
+        "FedSAM": recipes.fedsam(rho=RHO, **USUAL),
+        "FedDecorr": recipes.feddecorr(beta=DECORRELATION, **USUAL),
+        "SCAFFOLD, option I": recipes.scaffold(option="I", **USUAL),
         "Per-FedAvg, Hessian-free": differences.with_(training={**differences.training.table(), **PER_FEDAVG_HF}),
     }
     found = {
         name: ours.flat(ours.trained(recipe, given, rounds, model=personal.network())) for name, recipe in made.items()
     }
-    regions = recipes.hierfavg(regions=REGIONS, region_rounds=REGION_ROUNDS, **usual)
+    regions = recipes.hierfavg(regions=REGIONS, region_rounds=REGION_ROUNDS, **USUAL)
     found["HierFAVG"] = ours.flat(ours.trained(regions, given, REGIONS_RUN, model=personal.network()))
-    found |= _own_models(given, usual) | _packed(given, usual)
+    found |= _own_models(given) | _packed(given)
     return found | {
         "FedNova": normalized(given, given["examples"].tolist(), MOMENTUM),
         "kNN-Per": _neighbours(given),
@@ -81,7 +80,7 @@ def all_numbers(model: Any) -> np.ndarray[Any, Any]:
     return made
 
 
-def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
+def _own_models(given: Arrays) -> Arrays:
     """Of methods that give clients models of their own: that of the first client."""
     import ours
     import personal
@@ -98,13 +97,13 @@ def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
         public_rows=public,
     )  # fmt: skip
     made = {
-        "Ditto": (recipes.ditto(lam=DITTO, personal_epochs=usual["epochs"], **usual), clients, personal.network()),
-        "LG-FedAvg": (recipes.lg_fedavg(**usual), clients, personal.network()),
-        "APFL": (recipes.apfl(**APFL, **usual), clients, personal.network()),
-        "FedProto": (recipes.fedproto(**FEDPROTO, inference="classifier", **usual), clients, personal.network()),
-        "FedMD": (recipes.fedmd(digest_batch=len(public), **FEDMD, **usual), sharing, personal.network()),  # type: ignore[arg-type]
-        "SiloBN": (recipes.silobn(**usual), clients, normed(given)),
-        "FedBN": (recipes.fedbn(**usual), clients, normed(given)),
+        "Ditto": (recipes.ditto(lam=DITTO, personal_epochs=USUAL["epochs"], **USUAL), clients, personal.network()),
+        "LG-FedAvg": (recipes.lg_fedavg(**USUAL), clients, personal.network()),
+        "APFL": (recipes.apfl(**APFL, **USUAL), clients, personal.network()),
+        "FedProto": (recipes.fedproto(**FEDPROTO, inference="classifier", **USUAL), clients, personal.network()),
+        "FedMD": (recipes.fedmd(digest_batch=len(public), **FEDMD, **USUAL), sharing, personal.network()),  # type: ignore[arg-type]
+        "SiloBN": (recipes.silobn(**USUAL), clients, normed(given)),
+        "FedBN": (recipes.fedbn(**USUAL), clients, normed(given)),
     }
     found = {}
     for name, (recipe, held, model) in made.items():
@@ -113,7 +112,7 @@ def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
     return found
 
 
-def _packed(given: Arrays, usual: dict[str, Any]) -> Arrays:
+def _packed(given: Arrays) -> Arrays:
     """FedAvg with packed updates and error feedback, with the places and the first basis that were drawn."""
     import ours
     import personal
@@ -126,7 +125,7 @@ def _packed(given: Arrays, usual: dict[str, Any]) -> Arrays:
     found, rounds = {}, int(TRAINING["rounds"])
     for name, transform in PACKED.items():
         run = ours.trained(
-            recipes.fedavg(**usual).with_(transforms=[transform]), given, rounds, model=personal.network()
+            recipes.fedavg(**USUAL).with_(transforms=[transform]), given, rounds, model=personal.network()
         )
         found[f"FedAvg, {name}"] = ours.flat(run)
         work = run.work

@@ -5,10 +5,8 @@ Only NumPy is needed to import this.  The network is that of personal.py; batche
 
 from __future__ import annotations
 
-from typing import Any
-
 import equations
-from inputs import ROWS, TRAINING, Arrays
+from inputs import ROWS, TRAINING, USUAL, Arrays
 
 FINE_TUNED = {"tune_epochs": 2}
 ONE_STEP = {"q": equations.Q, "lr": TRAINING["lr"]}  # FedLab's losses are those of the last epoch: it has one here
@@ -22,13 +20,12 @@ def results(given: Arrays) -> Arrays:
 
     from piebald import recipes
 
-    usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
     rounds, found = int(TRAINING["rounds"]), {}
     one_step = recipes.qfedavg(q=equations.Q, lr=TRAINING["lr"], steps=1, batch=ROWS)
     found["q-FedAvg, one step"] = ours.flat(ours.trained(one_step, given, rounds, model=personal.network()))
     for name, recipe in {
-        "HDAFL": recipes.hdafl(**usual), "Fine-tuned": recipes.fine_tuned(**FINE_TUNED, **usual),
-        "Local": recipes.local(**usual),
+        "HDAFL": recipes.hdafl(**USUAL), "Fine-tuned": recipes.fine_tuned(**FINE_TUNED, **USUAL),
+        "Local": recipes.local(**USUAL),
     }.items():  # fmt: skip
         with ours.kept(recipe, ours.federation(given), personal.network()) as run:
             found[f"{name}, client 0"] = personal.flat(run.model(0))

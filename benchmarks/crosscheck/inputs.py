@@ -18,6 +18,7 @@ ADAPTIVE = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
 MOMENTUM = {"lr": 1.0, "beta": 0.9}
 CLIENTS, ROWS, FEATURES, CLASSES = 6, 40, 12, 3
 TRAINING = {"lr": 0.2, "epochs": 3, "rounds": 5}  # batches are all rows of a client, so their order does not matter
+USUAL: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}  # of our recipes
 DECAY = 0.05
 HIDDEN = 8  # neurons of the network of two layers
 MOON = {"mu": 1.5, "temperature": 0.5}
@@ -73,6 +74,27 @@ def folder_of(arguments: list[str]) -> tuple[Arrays, Path]:
     """Return what a peer's script is given on its command line: the inputs' arrays, and the file for its own."""
     with np.load(arguments[1]) as given:
         return dict(given), Path(arguments[2])
+
+
+def linear(given: Arrays, bias: bool = True) -> Any:
+    """Return the linear model that others than the methods of personal models start from, in PyTorch."""
+    return _layer(given, "", bias)
+
+
+def two_layers(given: Arrays) -> tuple[Any, Any]:
+    """Return both layers of the network of two layers to start from, in PyTorch."""
+    return _layer(given, "body "), _layer(given, "head ")
+
+
+def _layer(given: Arrays, name: str, bias: bool = True) -> Any:
+    import torch
+
+    layer = torch.nn.Linear(*given[f"{name}weight"].shape[::-1], bias=bias)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(given[f"{name}weight"]))
+        if bias:
+            layer.bias.copy_(torch.from_numpy(given[f"{name}bias"]))
+    return layer
 
 
 def glm_targets(given: Arrays) -> Arrays:

@@ -10,6 +10,7 @@ from typing import Any
 import inputs
 import numpy as np
 import pandas
+import personal
 import torch
 from inputs import (
     ADAPTIVE,
@@ -30,6 +31,7 @@ from inputs import (
     PRIVATE,
     ROWS,
     TRAINING,
+    USUAL,
     Arrays,
     label_statistics,
 )
@@ -102,27 +104,6 @@ def federation(given: Arrays) -> PooledClients:
     )
 
 
-def network(given: Arrays, bias: bool = True) -> nn.Linear:
-    """The linear model to start from."""
-    model = nn.Linear(*given["weight"].shape[::-1], bias=bias)
-    with torch.no_grad():
-        model.weight.copy_(torch.from_numpy(given["weight"]))
-        if bias:
-            model.bias.copy_(torch.from_numpy(given["bias"]))
-    return model
-
-
-def two_layers(given: Arrays) -> nn.Sequential:
-    """The network of two layers to start from."""
-    model = nn.Sequential(nn.Linear(*given["body weight"].shape[::-1]), nn.ReLU())
-    model.append(nn.Linear(*given["head weight"].shape[::-1]))
-    with torch.no_grad():
-        for name, layer in (("body", model[0]), ("head", model[2])):
-            layer.weight.copy_(torch.from_numpy(given[f"{name} weight"]))
-            layer.bias.copy_(torch.from_numpy(given[f"{name} bias"]))
-    return model
-
-
 def trained(
     recipe: Recipe,
     given: Arrays,
@@ -133,7 +114,7 @@ def trained(
 ) -> Any:
     """A run of a recipe on the clients."""
     return piebald.run(
-        recipe, federation(given), model or network(given, bias), rounds=rounds, evaluate_every=0,
+        recipe, federation(given), model or inputs.linear(given, bias), rounds=rounds, evaluate_every=0,
         runtime=piebald.Simulator(workers=0, deterministic=True, fleet=fleet or Homogeneous()),
     )  # fmt: skip
 
@@ -150,18 +131,16 @@ def kept(recipe: Recipe, clients: PooledClients, model: nn.Module) -> Iterator[A
 
 def flat(run: Any) -> np.ndarray[Any, Any]:
     """The parameters of a run's last model, in the module's order."""
-    made: np.ndarray[Any, Any] = torch.cat([p.detach().flatten() for p in run.model().parameters()]).numpy()
-    return made
+    return personal.flat(run.model())
 
 
 def training(given: Arrays) -> Arrays:
     """FedAvg, one DP-SGD client without noise, and FedAvg run to the optimum of a logistic regression."""
-    usual = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
     first = {**given, "x": given["x"][:1], "y": given["y"][:1]}
     private = recipes.dp_sgd(lr=PRIVATE["lr"], steps=int(PRIVATE["steps"]), batch=ROWS, clip=PRIVATE["clip"], noise=0.0)
     optimum = recipes.fedavg(lr=0.5, steps=1, batch=ROWS, weight_decay=DECAY)
     return {
-        "FedAvg": flat(trained(recipes.fedavg(**usual), given, int(TRAINING["rounds"]))),
+        "FedAvg": flat(trained(recipes.fedavg(**USUAL), given, int(TRAINING["rounds"]))),
         "DP-SGD": flat(trained(private, first, 1)),
         "logistic regression": flat(trained(optimum, given, 400, bias=False)),
     }
@@ -169,14 +148,14 @@ def training(given: Arrays) -> Arrays:
 
 def against_drift(given: Arrays) -> Arrays:
     """Methods against drift, with the network of two layers; and the models that FedAMP sends."""
-    usual = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
     made = {
-        "MOON": recipes.moon(**MOON, **usual),
-        "FedLC": recipes.fedlc(**FEDLC, **usual),
-        "FedALA": recipes.fedala(adaptive_layers="*", weight_share=1.0, **FEDALA, **usual),
-        "SCAFFOLD": recipes.scaffold(**usual),
+        "MOON": recipes.moon(**MOON, **USUAL),
+        "FedLC": recipes.fedlc(**FEDLC, **USUAL),
+        "FedALA": recipes.fedala(adaptive_layers="*", weight_share=1.0, **FEDALA, **USUAL),
+        "SCAFFOLD": recipes.scaffold(**USUAL),
     }
-    rounds, model = int(TRAINING["rounds"]), two_layers(given)
+    body, head = inputs.two_layers(given)
+    rounds, model = int(TRAINING["rounds"]), nn.Sequential(body, nn.ReLU(), head)
     found = {name: flat(trained(recipe, given, rounds, model=model)) for name, recipe in made.items()}
     models = torch.from_numpy(given["averages"])
     return found | {"FedAMP, models sent": (Attentive(**FEDAMP).weights(models) @ models).numpy()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from inputs import CLASSES, FEATURES, ROWS, TRAINING, Arrays
+from inputs import CLASSES, FEATURES, TRAINING, USUAL, Arrays
 
 HIDDEN = 8
 FEDREP = {"head_epochs": 2}
@@ -62,14 +62,13 @@ def results(given: Arrays) -> Arrays:
 
     from piebald import recipes
 
-    usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
     made = {
-        "FedRep": recipes.fedrep(**FEDREP, **usual),  # type: ignore[arg-type]
-        "FedBABU": recipes.fedbabu(**FEDBABU, **usual),  # type: ignore[arg-type]
-        "FedRoD": recipes.fedrod(**usual),
-        "pFedMe": recipes.pfedme(**PFEDME, **usual),  # type: ignore[arg-type]
-        "Per-FedAvg": recipes.per_fedavg(**PER_FEDAVG, **usual),
-        "FedPHP": recipes.fedphp(**FEDPHP, **usual),  # type: ignore[arg-type]
+        "FedRep": recipes.fedrep(**FEDREP, **USUAL),  # type: ignore[arg-type]
+        "FedBABU": recipes.fedbabu(**FEDBABU, **USUAL),  # type: ignore[arg-type]
+        "FedRoD": recipes.fedrod(**USUAL),
+        "pFedMe": recipes.pfedme(**PFEDME, **USUAL),  # type: ignore[arg-type]
+        "Per-FedAvg": recipes.per_fedavg(**PER_FEDAVG, **USUAL),
+        "FedPHP": recipes.fedphp(**FEDPHP, **USUAL),  # type: ignore[arg-type]
     }
     found = {}
     for name, recipe in made.items():

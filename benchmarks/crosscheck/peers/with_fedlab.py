@@ -26,7 +26,7 @@ from fedlab.contrib.algorithm.fednova import FedNovaServerHandler
 from fedlab.contrib.algorithm.fedprox import FedProxSerialClientTrainer
 from fedlab.contrib.algorithm.qfedavg import qFedAvgClientTrainer, qFedAvgServerHandler
 from fedlab.utils import Aggregators, Logger
-from inputs import FEDASYNC, ROWS, TRAINING, folder_of
+from inputs import FEDASYNC, ROWS, TRAINING, folder_of, linear
 from torch.utils.data import DataLoader, TensorDataset
 
 given, out = folder_of(sys.argv)
@@ -58,10 +58,7 @@ def near():
 
 def mixed():
     """FedAsync's server steps, with clients of FedProx."""
-    model = torch.nn.Linear(*given["weight"].shape[::-1])
-    with torch.no_grad():
-        model.weight.copy_(torch.from_numpy(given["weight"]))
-        model.bias.copy_(torch.from_numpy(given["bias"]))
+    model = linear(given)
     clients = FedProxSerialClientTrainer(model, len(given["x"]), logger=quiet)
     clients.setup_optim(2, ROWS, FEDASYNC["lr"], FEDASYNC["mu"])
     server = AsyncServerHandler(model, int(FEDASYNC["rounds"]), logger=quiet)

@@ -4,18 +4,16 @@ import sys
 
 import numpy as np
 import torch
-from inputs import BUDGETS, DELTA, PRIVATE, folder_of
+from inputs import BUDGETS, DELTA, PRIVATE, folder_of, linear
 from opacus import GradSampleModule
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.optimizers import DPOptimizer
+from personal import flat
 from torch.nn.functional import cross_entropy
 
 given, out = folder_of(sys.argv)
 x, y = torch.from_numpy(given["x"][0]), torch.from_numpy(given["y"][0])
-model = torch.nn.Linear(x.shape[1], len(given["bias"]))
-with torch.no_grad():
-    model.weight.copy_(torch.from_numpy(given["weight"]))
-    model.bias.copy_(torch.from_numpy(given["bias"]))
+model = linear(given)
 wrapped = GradSampleModule(model)
 optimizer = DPOptimizer(
     torch.optim.SGD(wrapped.parameters(), lr=PRIVATE["lr"]), noise_multiplier=0.0, max_grad_norm=PRIVATE["clip"],
@@ -26,7 +24,7 @@ for _ in range(PRIVATE["steps"]):
     cross_entropy(wrapped(x), y).backward()
     optimizer.step()
 
-found = {"DP-SGD": torch.cat([part.detach().flatten() for part in model.parameters()]).numpy()}
+found = {"DP-SGD": flat(model)}
 for name, accountant in (("RDP", RDPAccountant), ("PLD", PRVAccountant)):
     spent = []
     for noise, share, steps in BUDGETS:

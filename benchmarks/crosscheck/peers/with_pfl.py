@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 import torch
-from inputs import ROWS, TRAINING, folder_of
+from inputs import ROWS, TRAINING, folder_of, linear
+from personal import flat
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -24,10 +25,7 @@ class Network(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(x.shape[2], len(given["bias"]))
-        with torch.no_grad():
-            self.layer.weight.copy_(torch.from_numpy(given["weight"]))
-            self.layer.bias.copy_(torch.from_numpy(given["bias"]))
+        self.layer = linear(given)
 
     def loss(self, rows, labels, eval=False):
         """Mean cross-entropy."""
@@ -61,4 +59,4 @@ FederatedAveraging().run(
     ),
     model_eval_params=NNEvalHyperParams(local_batch_size=None),
 )
-np.savez(out, **{"FedAvg": torch.cat([part.detach().flatten() for part in network.parameters()]).numpy()})
+np.savez(out, **{"FedAvg": flat(network)})

@@ -1,25 +1,23 @@
 """PFLlib: its clients of MOON, FedLC, FedALA and SCAFFOLD on the same rows from the same model, and FedAMP's server.
 
-Its sources lie in the folder PFLlib beside this environment's bin.  Only its clients and FedAMP's mixing are run: its
-servers read files, and clients that all have the same number of rows are averaged here.  Its FedLC calibrates by the
-rows that all clients have together, where the paper counts those of the client: its client is given its own.
+See `pfllib_clients`.  Its FedLC calibrates by the rows that all clients have together, where the paper counts those of
+the client: its client is given its own.
 """
 
-import copy
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pfllib_clients
 import torch
-from inputs import CLASSES, FEDALA, FEDAMP, FEDLC, MOON, ROWS, TRAINING, folder_of
+from inputs import FEDALA, FEDAMP, FEDLC, MOON, TRAINING, two_layers
+from personal import flat
+from pfllib_clients import average, federated, given, out
 from torch import nn
 
-sys.path.insert(0, str(Path(sys.executable).parents[1] / "PFLlib" / "system"))
-from flcore.clients import clientala, clientbase, clientlc, clientmoon, clientscaffold
+from flcore.clients import clientala, clientlc, clientmoon, clientscaffold
 from flcore.servers import serveramp
 
-given, out = folder_of(sys.argv)
+clientala.read_client_data = pfllib_clients.rows_of
 
 
 class Network(nn.Module):
@@ -27,58 +25,18 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.base = nn.Sequential(nn.Linear(*given["body weight"].shape[::-1]), nn.ReLU())
-        self.head = nn.Linear(*given["head weight"].shape[::-1])
-        with torch.no_grad():
-            for name, layer in (("body", self.base[0]), ("head", self.head)):
-                layer.weight.copy_(torch.from_numpy(given[f"{name} weight"]))
-                layer.bias.copy_(torch.from_numpy(given[f"{name} bias"]))
+        body, head = two_layers(given)
+        self.base, self.head = nn.Sequential(body, nn.ReLU()), head
 
     def forward(self, x):
         """Logits."""
         return self.head(self.base(x))
 
 
-def rows_of(dataset, client, is_train=True, few_shot=0):
-    """A client's rows, as PFLlib's loaders want them."""
-    return [(torch.from_numpy(x), torch.tensor(y)) for x, y in zip(given["x"][client], given["y"][client], strict=True)]
-
-
 def clients_of(kind):
     """All clients of one kind."""
-    settings = SimpleNamespace(
-        model=Network(), algorithm="", dataset="", device="cpu", save_folder_name="", num_classes=CLASSES,
-        batch_size=ROWS, local_learning_rate=TRAINING["lr"], local_epochs=TRAINING["epochs"], few_shot=0,
-        learning_rate_decay=False, learning_rate_decay_gamma=1.0, mu=MOON["mu"], tau=MOON["temperature"],
-        eta=FEDALA["weight_lr"], rand_percent=100, layer_idx=0,
-    )  # fmt: skip
-    slow = {"train_slow": False, "send_slow": False}
-    return [kind(settings, client, ROWS, 0, **slow) for client in range(len(given["x"]))]
-
-
-def mean_of(models):
-    """The model whose parameters are the means of those of these."""
-    made = copy.deepcopy(models[0])
-    with torch.no_grad():
-        for mine, *theirs in zip(made.parameters(), *(model.parameters() for model in models), strict=True):
-            mine.copy_(torch.stack(theirs).mean(0))
-    return made
-
-
-def flat(model):
-    """All parameters in one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-
-
-def federated(clients, receive):
-    """Rounds of averaging; `receive` gives a client the global model."""
-    model = Network()
-    for _ in range(TRAINING["rounds"]):
-        for client in clients:
-            receive(client, copy.deepcopy(model))
-            client.train()
-        model = mean_of([client.model for client in clients])
-    return flat(model)
+    own = {"mu": MOON["mu"], "tau": MOON["temperature"], "eta": FEDALA["weight_lr"], "rand_percent": 100}
+    return pfllib_clients.clients_of(kind, Network(), layer_idx=0, **own)
 
 
 def received_by_fedala(client, model):
@@ -96,7 +54,7 @@ def scaffold():
             client.set_parameters(model, common)
             client.train()
             changes.append(client.delta_yc(TRAINING["epochs"])[1])
-        model = mean_of([client.model for client in clients])
+        average(model, [client.model for client in clients])
         common = [one + sum(parts).detach() / len(clients) for one, *parts in zip(common, *changes, strict=True)]
     return flat(model)
 
@@ -131,16 +89,15 @@ def mixed():
     return np.stack([sent[number] for number in range(len(models))])
 
 
-clientbase.read_client_data = clientala.read_client_data = rows_of
 calibrated = clients_of(clientlc.clientLC)
 for one in calibrated:
     one.calibration = FEDLC["tau"] * one.sample_per_class ** (-1 / 4)
 np.savez(
     out,
     **{
-        "MOON": federated(clients_of(clientmoon.clientMOON), lambda client, model: client.set_parameters(model)),
-        "FedLC": federated(calibrated, lambda client, model: client.set_parameters(model)),
-        "FedALA": federated(clients_of(clientala.clientALA), received_by_fedala),
+        "MOON": flat(federated(clients_of(clientmoon.clientMOON), Network())),
+        "FedLC": flat(federated(calibrated, Network())),
+        "FedALA": flat(federated(clients_of(clientala.clientALA), Network(), receive=received_by_fedala)),
         "SCAFFOLD": scaffold(),
         "FedAMP, models sent": mixed(),
     },

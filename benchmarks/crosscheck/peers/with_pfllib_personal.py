@@ -1,8 +1,6 @@
 """PFLlib: its clients of FedRep, FedBABU, FedRoD, pFedMe, Per-FedAvg, FedPHP and LG-FedAvg, from the same model.
 
-Its sources, at commit d832e76f6a23b833038949ec1e4fdefe63a4d350, lie in the folder PFLlib beside this environment's bin.
-Only its clients are run, on the same rows: its servers read files, and clients that all have the same number of rows
-are averaged here.
+See `pfllib_clients`.
 What it does otherwise than the papers is undone: pFedMe's personal steps have a decay of 0.001 (here 0); FedRoD's own
 heads start as copies of the shared one (here at 0); Per-FedAvg has one rate for both steps (here two) and adapts to one
 batch, which is all rows; FedPHP's kernels have fixed widths (here those of its authors' program).
@@ -10,27 +8,17 @@ Its APFL takes the gradient of a client's own model at that model, where the pap
 algorithm 1 takes it at the mixture, so it is left out.
 """
 
-import copy
 import functools
 import itertools
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import personal
+import pfllib_clients
 import torch
-from inputs import CLASSES, ROWS, TRAINING, folder_of
+from inputs import ROWS, TRAINING
+from pfllib_clients import given, out
 
-sys.path.insert(0, str(Path(sys.executable).parents[1] / "PFLlib" / "system"))
-from flcore.clients import clientbabu, clientbase, clientlg, clientperavg, clientpFedMe, clientphp, clientrep, clientrod
-
-given, out = folder_of(sys.argv)
-
-
-def rows_of(dataset, client, is_train=True, few_shot=0):
-    """A client's rows, as PFLlib's loaders want them."""
-    return [(torch.from_numpy(x), torch.tensor(y)) for x, y in zip(given["x"][client], given["y"][client], strict=True)]
+from flcore.clients import clientbabu, clientlg, clientperavg, clientpFedMe, clientphp, clientrep, clientrod
 
 
 def both_batches(self, batch_size=None):
@@ -41,32 +29,17 @@ def both_batches(self, batch_size=None):
 
 def clients_of(kind, lr=TRAINING["lr"]):
     """All clients of one kind."""
-    settings = SimpleNamespace(
-        model=personal.network(), algorithm="", dataset="", device="cpu", save_folder_name="", num_classes=CLASSES,
-        batch_size=ROWS, local_learning_rate=lr, local_epochs=TRAINING["epochs"], few_shot=0,
-        learning_rate_decay=False, learning_rate_decay_gamma=1.0, plocal_epochs=personal.FEDREP["head_epochs"],
+    return pfllib_clients.clients_of(
+        kind, personal.network(), lr, plocal_epochs=personal.FEDREP["head_epochs"],
         fine_tuning_epochs=personal.FEDBABU["tune_epochs"], lamda=personal.PFEDME["lam"],
         K=personal.PFEDME["inner_steps"], p_learning_rate=TRAINING["lr"], mu=personal.FEDPHP["mu"],
         global_rounds=personal.FEDPHP["horizon"],
     )  # fmt: skip
-    slow = {"train_slow": False, "send_slow": False}
-    return [kind(settings, client, ROWS, 0, **slow) for client in range(len(given["x"]))]
 
 
-def federated(clients, part=lambda model: model):
+def federated(clients, *part):
     """Rounds of averaging a part of the model; returns the global model."""
-    model = personal.network()
-    for _ in range(TRAINING["rounds"]):
-        for client in clients:
-            client.set_parameters(copy.deepcopy(part(model)))
-            client.train()
-        with torch.no_grad():
-            models = [part(client.model).parameters() for client in clients]
-            for mine, *theirs in zip(part(model).parameters(), *models, strict=True):
-                mine.copy_(torch.stack(theirs).mean(0))
-    for client in clients:
-        client.set_parameters(copy.deepcopy(part(model)))
-    return model
+    return pfllib_clients.federated(clients, personal.network(), *part)
 
 
 def body(model):
@@ -94,7 +67,6 @@ def received_in_order(client, rounds, model):
     clientphp.clientPHP.set_parameters(client, model, next(rounds))
 
 
-clientbase.read_client_data = rows_of
 found = {}
 
 clients = clients_of(clientrep.clientRep)

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import torch
-from inputs import ADAPTIVE, FEDASYNC, FEDBUFF, TRAINING, folder_of
+from inputs import ADAPTIVE, FEDASYNC, FEDBUFF, TRAINING, folder_of, linear
 from torch.nn.functional import cross_entropy
 
 given, out = folder_of(sys.argv)
@@ -13,11 +13,7 @@ x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
 
 def start():
     """The model that all runs start from."""
-    model = torch.nn.Linear(x.shape[2], int(y.max()) + 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.from_numpy(given["weight"]))
-        model.bias.copy_(torch.from_numpy(given["bias"]))
-    return torch.cat([model.weight.flatten(), model.bias]).detach()
+    return torch.nn.utils.parameters_to_vector(linear(given).parameters()).detach()
 
 
 def trained(sent, client, lr, epochs, mu=0.0):
