@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import torch
+from shared import measured
 from works import TARGETS, Workload, bare_loop, registered_clients
 
 import piebald
@@ -166,11 +168,7 @@ def apart(work: str, scale: str, runtime: dict[str, Any]) -> Row:
     """Seconds a round in a process of its own, with a runtime whose workers share the device."""
     if runtime["kind"] == "ray" and importlib.util.find_spec("ray") is None:
         return {"engine": "Ray is not installed"}
-    command = [sys.executable, str(Path(__file__).parent / "apart.py"), work, scale, json.dumps(runtime)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    row: Row = json.loads(done.stdout.splitlines()[-1])
+    row: Row = measured.apart(Path(__file__).parent / "apart.py", work, scale, json.dumps(runtime))
     return row
 
 
@@ -179,11 +177,8 @@ def peer(script: str, package: str, work: str) -> Row:
     if importlib.util.find_spec(package) is None:
         return {"engine": f"{package} is not installed"}
     folder = Path(__file__).parents[1] / "simulator" / "peers"
-    done = subprocess.run([sys.executable, script, work], capture_output=True, text=True, cwd=folder,
-                          env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})  # fmt: skip
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return {"seconds a round": float(done.stdout.split()[-1]), "engine": package}
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return {"seconds a round": float(measured.printed(script, work, cwd=folder, env=environment)), "engine": package}
 
 
 def stop_if_lost(error: Exception, device: str) -> None:
