@@ -97,6 +97,12 @@ def _layer(given: Arrays, name: str, bias: bool = True) -> Any:
     return layer
 
 
+def flat(model: Any) -> np.ndarray[Any, Any]:
+    """All parameters of a module in its order."""
+    made: np.ndarray[Any, Any] = np.concatenate([one.detach().numpy().ravel() for one in model.parameters()])
+    return made
+
+
 def glm_targets(given: Arrays) -> Arrays:
     """Targets [clients, rows] of generalised linear models, by family."""
     odd = np.arange(given["y"].shape[1]) % 4 == 0  # without them, a combination of columns separates the classes

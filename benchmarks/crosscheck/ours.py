@@ -10,7 +10,6 @@ from typing import Any
 import inputs
 import numpy as np
 import pandas
-import personal
 import torch
 from inputs import (
     ADAPTIVE,
@@ -131,7 +130,7 @@ def kept(recipe: Recipe, clients: PooledClients, model: nn.Module) -> Iterator[A
 
 def flat(run: Any) -> np.ndarray[Any, Any]:
     """The parameters of a run's last model, in the module's order."""
-    return personal.flat(run.model())
+    return inputs.flat(run.model())
 
 
 def training(given: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from inputs import CLASSES, FEATURES, TRAINING, USUAL, Arrays
+from inputs import CLASSES, FEATURES, TRAINING, USUAL, Arrays, flat
 
 HIDDEN = 8
 FEDREP = {"head_epochs": 2}
@@ -48,12 +48,6 @@ def network() -> Any:
             return self.head(self.base(x))
 
     return Network()
-
-
-def flat(model: Any) -> np.ndarray[Any, Any]:
-    """All parameters of a module in its order."""
-    made: np.ndarray[Any, Any] = np.concatenate([one.detach().numpy().ravel() for one in model.parameters()])
-    return made
 
 
 def results(given: Arrays) -> Arrays:
