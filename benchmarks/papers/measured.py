@@ -93,13 +93,13 @@ def table_5(case: str, after: str) -> Difference:
 
 
 def auc(data: str, first: str, second: str) -> Difference:
-    """The AUC of one arm of SMMD minus that of another."""
-    text = page("smmd")
-    seeds = re.search(r"intervals over seeds \((\d+)\)", text)
-    assert seeds is not None
-    line = next(row for row in rows(block(text, "claims"))
-                if (row["set"], row["AUC of"], row["minus AUC of"]) == (data, first, second))  # fmt: skip
-    return of_text(line["difference"], int(seeds[1]))
+    """The AUC of one arm of SMMD, "arm, variant", minus that of another in its stored seeds."""
+    lines = [one for one in Lines(ROOT / "benchmarks" / "smmd" / "seeds.jsonl").read() if one["set"] == data]
+    by_seed = [{one["seed"]: one["auc"] for one in lines if f"{one['arm']}, {one['variant']}" == name}
+               for name in (first, second)]  # fmt: skip
+    gains = differences(*by_seed)
+    mean, half = interval(gains)
+    return Difference(mean, half, len(gains), f"{mean:+.4f} ± {half:.4f}")
 
 
 def metis(section: str, classes: str, policy: str) -> Difference:

