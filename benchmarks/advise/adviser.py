@@ -90,6 +90,9 @@ class KnownRuns(TrialRuns):
     def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Any:
         return KnownRun(self.entries[label_of(recipe)], seed, rounds)
 
+    def shared_rounds(self, recipe: Recipe, label: str) -> None:
+        """None: what is looked up is not trained."""
+
     def scores(self, runs: Sequence[Any], version: int) -> Scores:
         rung = RUNGS.index(version)
         values = np.stack([run.entry.validation[run.seed, rung] for run in runs]) / 100

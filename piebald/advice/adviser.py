@@ -251,7 +251,8 @@ def advise(
         # a share is kept back, or the race would leave nothing for the parts of the rows
         kept = DISTILLATION / whole_runs if distil else 0.0
         answer_budget = limit.part((1 - kept) * (1 - SHARE if more_data else 1))
-        raced, failed, spent = Race(runs, tuple(seeds), folder, answer_budget.part(1 - ALL_ROWS), say).run(field)
+        race = Race(runs, tuple(seeds), folder, answer_budget.part(1 - ALL_ROWS), say)
+        raced, failed, spent = race.run(field)
         refit = Refit(runs, folder, answer_budget, spent, say)
         # what is left of the budget for it, and what the ensemble has left over
         distillation = (
@@ -261,12 +262,15 @@ def advise(
         left_out, kept_folder = {**unusable, **failed}, None if out is None else folder
         advice, chosen = _answer(raced, runs, left_out, seeds, kept_folder, settings, folder, is_dear, refit,
                                  distillation)  # fmt: skip
+        refit.close()
         if more_data:
             gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, advice.spent, say)
             advice = replace(advice, more=gains_of_more, spent=advice.spent + cost)
         # after the runs with parts of the rows, whose updates were sent as well
         privacy, processors = spent_together(folder), processor_seconds() - began
-        advice = replace(advice, look=look_text, privacy=privacy, processor_seconds=processors)
+        # last, since the budget counts rounds that recipes share for each of them
+        trained = advice.spent - race.shared - refit.shared
+        advice = replace(advice, look=look_text, privacy=privacy, processor_seconds=processors, spent=trained)
         advice.save(folder)
         say("")
     return advice

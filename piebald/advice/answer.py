@@ -75,7 +75,7 @@ class Advice(Tabular):
         tried: one row for each method that was tried, the best first.
         curve: the recommendation's mean on validation rows after each rung, by server steps.
         cost: of a run of the recommendation.
-        spent: by the whole search.
+        spent: by the whole search; rounds that recipes share count once, as they were trained.
         tested: scores on test rows, of the recommendation, Local and FedAvg only; empty where there are none.
         clients: the gain of each client on test rows, see `client_gains`; empty where there are none.
         unusable: why methods could not be tried, by label.

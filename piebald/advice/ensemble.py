@@ -29,6 +29,7 @@ from torch import Tensor
 
 from piebald.advice.evidence import Checked
 from piebald.advice.race import Runner
+from piebald.advice.tuning.shared_rounds import FOLDER
 from piebald.advice.tuning.space import Budget, Cost
 from piebald.advice.tuning.trial_runs import Judged, TrialRuns, cost_of
 from piebald.contracts import Clients, Split
@@ -243,12 +244,14 @@ class Refit:
 
     Attributes:
         spent: by all other runs so far.
-        cost: of what was trained.
+        cost: of what was trained; rounds that members share count for each of them, as in the race.
+        shared: what was not trained a second time.
     """
 
     def __init__(self, runs: TrialRuns, folder: Path, budget: Budget, spent: Cost, say: Callable[[str], None]) -> None:
         self._folder, self._budget, self.spent, self._say = folder / "all-rows", budget, spent, say
-        self.cost = Cost()
+        self.cost, self.shared = Cost(), Cost()
+        self._trained_once = set[str]()
         try:
             self._runs: TrialRuns | None = runs.on_all_rows()
         except SettingError:  # rows are loaded when they are needed: nothing joins their splits
@@ -269,16 +272,25 @@ class Refit:
         # what an interrupted search has begun is finished: its cost was already spent
         if not (folder.exists() or self._budget.has_room(self.spent + self.cost, runs.rungs[-1])):
             return None
+        job = runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1]
         try:
-            run = runs.train(runner.recipe, folder, runner.label, runner.last.seeds[0], runs.rungs[-1])
+            kin = runs.shared_rounds(runner.recipe, runner.label)
+            run = runs.train(*job) if kin is None else runs.train_once(*job, self._folder / FOLDER / kin)
         except PiebaldError as error:  # a recipe that asks for validation rows, or steps without bounds
             self._say(f"{name}: {error}")
             return None
         self._say(f"{name}, those of validation among them: trained")
         cost = cost_of([run])
         self.cost += cost
+        if kin in self._trained_once:
+            self.shared += cost
+        self._trained_once |= {kin} if kin else set()
         run.close()
         return replace(member, name=name, on_all_rows=True, folder=folder, bytes=cost.bytes)
+
+    def close(self) -> None:
+        """Remove what members have begun with."""
+        shutil.rmtree(self._folder / FOLDER, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ over federations of many kinds (Xu et al. 2010).  So any prefix of it is a portf
 3. Local and the two best get a second seed before anybody gets a third: the luck of seeds is as large as what settings
    differ by, and the best of many has had luck.  Only what was repeated may win.
 
-All runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows
-are looked at.  The same function is replayed on known results in `benchmarks/advise`.
+Rounds that FedAvg and its fine-tuned kin share are trained once and scored for each, see `tuning.shared_rounds`.  All
+runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows are
+looked at.  The same function is replayed on known results in `benchmarks/advise`.
 
 Sources: Jamieson and Talwalkar, *Non-stochastic best arm identification and hyperparameter optimization*, AISTATS 2016;
 Xu, Hoos and Leyton-Brown, *Hydra: automatically configuring algorithms for portfolio-based selection*, AAAI 2010.
@@ -21,6 +22,7 @@ Xu, Hoos and Leyton-Brown, *Hydra: automatically configuring algorithms for port
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from piebald.advice.tuning.shared_rounds import FOLDER
 from piebald.advice.tuning.space import Budget, Cost, has_setting, setting_of, with_settings
 from piebald.advice.tuning.trial_runs import Record, TrialRuns, scores_from_json, scores_to_json, words
 from piebald.contracts import Clients, Fleet
@@ -283,6 +286,11 @@ class Race:
         folder: of all runs, in which an interrupted race goes on.
         budget: of the whole race.  Local and one other are trained to the end whatever they cost.
         say: takes a line for each event.
+
+    Attributes:
+        spent: of the budget, which rounds that recipes share count in for each of them: they race as if each had
+            trained them.
+        shared: what was not trained a second time, see `tuning.shared_rounds`.
     """
 
     def __init__(
@@ -290,9 +298,11 @@ class Race:
     ) -> None:
         self.runs, self.seeds, self.folder, self.budget, self.say = runs, seeds, folder, budget, say
         self.runners: list[Runner] = []
-        self.spent = Cost()
+        self.spent, self.shared = Cost(), Cost()
         self._paid: dict[tuple[int, int], Cost] = {}
         self._not_repeated: set[int] = set()
+        self._kin: dict[int, str | None] = {}  # by number, the name of the rounds that it shares with others
+        self._trained_once: dict[tuple[str, int], dict[int, Cost]] = {}  # by that and the seed: costs by rung
 
     def run(self, field: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str], Cost]:
         """Return what was trained, the reasons why other methods were not, and the cost of the race."""
@@ -304,6 +314,7 @@ class Race:
             self._train_late()
             for seeds in (2, len(self.seeds)):
                 self._repeat(seeds)
+        shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
         trained = [runner for runner in self.runners if runner.scores]
         tried = {runner.label for runner in trained}
         left_out = {
@@ -374,7 +385,7 @@ class Race:
         place = f"{number}/{seed}/{rung}"
         # a recorded rung is not trained again, nor is a recorded failure, so that a resumed race decides alike
         if place not in self._record.entries:
-            self._record.add(place, self._trained(runner, folder, seed, rung))
+            self._record.add(place, self._trained(number, folder, seed, rung))
         table, cost, reason = self._read(place, seed)
         if table is None:
             self.say(f"{runner.name}: failed with seed {seed}: {reason}")
@@ -384,18 +395,39 @@ class Race:
             return
         # costs are of a whole run up to its rung: what earlier rungs of it have cost was counted then
         self.spent += cost - self._paid.get((number, seed), Cost())
+        self._count_shared(number, seed, rung, cost)
         self._paid[number, seed] = cost
         self.say(f"{runner.name}: {self.runs.metric} {table.mean:.4g} after {rung} rounds, seed {seed}")
         self.runners[number] = runner.with_run(table, rung, seed, folder, cost, rung == self.runs.rungs[-1])
 
-    def _trained(self, runner: Runner, folder: Path, seed: int, rung: int) -> dict[str, Any]:
+    def _trained(self, number: int, folder: Path, seed: int, rung: int) -> dict[str, Any]:
+        runner = self.runners[number]
         try:
-            scores, cost = self.runs.at_rung(runner.recipe, {seed: folder}, runner.label, rung)
+            kin = self._kin_of(number)
+            kept = None if kin is None else self.folder / FOLDER / kin
+            scores, cost = self.runs.at_rung(runner.recipe, {seed: folder}, runner.label, rung, kept)
         except DeviceLost:
             raise  # the next run would fail as well
         except PiebaldError as error:
             return {"why": str(error)}
         return {"scores": scores_to_json(scores), "cost": asdict(cost)}
+
+    def _kin_of(self, number: int) -> str | None:
+        """The name of the rounds that a setting shares with others, see `TrialRuns.shared_rounds`."""
+        if number not in self._kin:
+            runner = self.runners[number]
+            self._kin[number] = self.runs.shared_rounds(runner.recipe, runner.label)
+        return self._kin[number]
+
+    def _count_shared(self, number: int, seed: int, rung: int, cost: Cost) -> None:
+        """Count what others had trained before a run has reached a rung; by the record, so that it can go on."""
+        if (kin := self._kin_of(number)) is None:
+            return
+        trained, before = self._trained_once.setdefault((kin, seed), {}), self._paid.get((number, seed), Cost())
+        furthest = max((earlier for earlier in trained if earlier <= rung), default=0)
+        if furthest > before.rounds:
+            self.shared += trained[furthest] - trained.get(before.rounds, Cost())
+        trained.setdefault(rung, cost)
 
     def _read(self, place: str, seed: int) -> tuple[Scores | None, Cost, str]:
         """Return the scores of a rung, what its run has cost so far, and the reason where there are none."""

@@ -44,6 +44,7 @@ from piebald.storage.schema import DATABASE, explained, packed_values
 log = logging.getLogger("piebald.runs")
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds, until a process without a free file descriptor has one again
+_SCORES = ("score", "confusion", "row_score", "failure")  # tables of how good models are
 _JSON = {"client": ("counts", "device"), "note": ("value",)}
 
 
@@ -288,6 +289,27 @@ class RunStore:
         """Record JSON values by name, replacing earlier ones."""
         self._insert("meta", schema.meta_rows(values))
 
+    def all_scores(self) -> dict[str, list[dict[str, Any]]]:
+        """All rows that say how good models are, by table, for `become`."""
+        return {table: self.query(f"SELECT * FROM {table}") for table in _SCORES}
+
+    def become(self, meta: Mapping[str, Any], scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Make this copy of a run the run of another recipe, which has trained the same models and scores them anew.
+
+        Args:
+            meta: the description of the other run, see `create`.
+            scores: its own ones so far, see `all_scores`; those of the copy are forgotten.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        described = {"id": secrets.token_hex(8), "created": now, **meta, "status": "running"}
+        with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
+            self._check_writable()
+            with self._transaction(durable=True):
+                for table in _SCORES:
+                    self._db.execute(f"DELETE FROM {table}")
+                    schema.insert(self._db, table, scores.get(table, ()))
+                schema.insert(self._db, "meta", schema.meta_rows(described))
+
     def close(self) -> None:
         """Close the database and release the lock.  May be called twice.
 
@@ -447,7 +469,7 @@ class RunStore:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
         # those of this version are replaced when they are repeated
-        for table in ("score", "confusion", "row_score", "failure"):
+        for table in _SCORES:
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
 

@@ -170,7 +170,7 @@ def test_a_member_whose_steps_have_no_bounds_on_all_rows_is_not_trained_again(tm
     def diverge(*_: Any) -> Any:
         raise RuntimeFault("training failed on 2 of 3 clients in round 7")
 
-    runs: Any = SimpleNamespace(train=diverge, rungs=(1,))
+    runs: Any = SimpleNamespace(train=diverge, rungs=(1,), shared_rounds=lambda recipe, label: None)
     runs.on_all_rows = lambda: runs
     runner = SimpleNamespace(name="fedavg", label="fedavg", recipe=None, last=SimpleNamespace(seeds=[0]))
     said, budget = list[str](), SimpleNamespace(has_room=lambda *_: True)

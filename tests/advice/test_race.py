@@ -42,6 +42,9 @@ class FakeRuns:
         made = SimpleNamespace(level=level, seed=seed, final=final, results=[], close=lambda: None)
         return nullcontext(made)
 
+    def shared_rounds(self, recipe: Any, label: str) -> None:
+        return None
+
     def scores(self, runs: Sequence[Any], version: int) -> Scores:
         return self.table(np.array([[run.level] * 2 for run in runs]), [run.seed for run in runs])
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from piebald.advice.tuning import shared_rounds
 from piebald.advice.tuning.space import Cost, Point
 from piebald.contracts import Clients, Rows, RowsAtSites, Split
 from piebald.core.errors import RunFolderError, SettingError, about
@@ -248,6 +249,39 @@ class TrialRuns:
             return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **self.objective)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, **self._options(rounds, seed))
 
+    def shared_rounds(self, recipe: Recipe, label: str) -> str | None:
+        """A name for the rounds that a recipe shares with others, whose global models are equal to the bit after each.
+
+        None where it is known to share none.
+        """
+        # a tracker is told of the rounds of each run
+        if not shared_rounds.is_like_fedavg(recipe) or self.options.get("trackers") or isinstance(self.model, Mapping):
+            return None
+        settings = self._settings(self.rungs[-1], 0)
+        return shared_rounds.digest(recipe, prepare(recipe, self.choosing, self.model_of(label), settings).meta)
+
+    def train_once(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int, kept: Path) -> Run:
+        """A run that is trained to a rung, as `train` does, but for rounds that another recipe has trained already.
+
+        Args:
+            recipe, folder, label, seed, rounds: of the run.
+            kept: a folder of what recipes that share their rounds have trained with this seed; what is trained is kept
+                there after each evaluation, since its model is scored by the others as well.
+        """
+        reached = shared_rounds.reached(folder)
+        for step in [*range(self.every, rounds, self.every), rounds] if self.every else [rounds]:
+            if step <= reached:
+                continue
+            if (copy := kept / str(step)).exists():
+                settings = RunSettings.of_call({**self._options(step, seed), "label": label})
+                shared_rounds.begin_with(
+                    copy, folder, prepare(recipe, self.choosing, self.model_of(label), settings).meta
+                )
+            self.train(recipe, folder, label, seed, step).close()
+            if not copy.exists():
+                shared_rounds.keep(folder, copy, step)
+        return self.train(recipe, folder, label, seed, rounds)
+
     def on_all_rows(self) -> TrialRuns:
         """The settings of runs that nothing is chosen by any more: validation rows are trained on, and none scored.
 
@@ -256,15 +290,26 @@ class TrialRuns:
         """
         return replace(self, choosing=self.choosing.on_all_rows(), every=0)
 
-    def at_rung(self, recipe: Recipe, folders: Mapping[int, Path], label: str, rung: int) -> tuple[Scores, Cost]:
+    def at_rung(
+        self, recipe: Recipe, folders: Mapping[int, Path], label: str, rung: int, kept: Path | None = None
+    ) -> tuple[Scores, Cost]:
         """Train a run in a folder for each seed to a rung, and return their scores and what they have cost.
+
+        Args:
+            recipe, folders, label, rung: of the runs.
+            kept: a folder of rounds that other recipes share, see `train_once`; None where they are trained anew.
 
         Raises:
             SettingError: no client has a score, as where runs have diverged.
         """
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(self.train(recipe, folder, label, seed, rung)) for seed, folder in folders.items()
+                stack.enter_context(
+                    self.train(recipe, folder, label, seed, rung)
+                    if kept is None
+                    else self.train_once(recipe, folder, label, seed, rung, kept / f"seed-{seed}")
+                )
+                for seed, folder in folders.items()
             ]
             scores, cost = self.scores(runs, rung), cost_of(runs)
         # a diverged run has a folder and no score; as a failure it does not stand in rankings
