@@ -373,8 +373,7 @@ def _meta(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": machine(),
-        "recipe": {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()},
-        "paper": recipe.paper,
+        **recorded_recipe(recipe),
         "objective": objective.name,
         "plugins": [list(plugin) for plugin in needed_by(of_users, [options.experiment, recipe.name])],
         "metric": objective.metric,
@@ -393,6 +392,12 @@ def _meta(
         "label": options.label or recipe.name,
         "runtime": runtime.table(),
     }
+
+
+def recorded_recipe(recipe: Recipe) -> dict[str, Any]:
+    """What the description of a run says of its recipe."""
+    named = {"name": recipe.name, "fields": dict(recipe.fields), "table": recipe.model_dump()}
+    return {"recipe": named, "paper": recipe.paper}
 
 
 def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) -> Evaluate | None:

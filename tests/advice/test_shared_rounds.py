@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +34,7 @@ KIN: Mapping[str, Recipe] = {
     "four": recipes.fine_tuned(tune_epochs=4, **SETTINGS),
     "plain": recipes.fedavg(**SETTINGS),
 }
+FORK = multiprocessing.get_context("fork")
 TIMES = ("time", "wall", "sent")
 
 
@@ -162,3 +166,31 @@ def test_the_answer_is_that_of_a_race_that_trains_each_setting_by_itself(
     assert (once.cost.rounds, once.cost.bytes) == (twice.cost.rounds, twice.cost.bytes)
     assert once.spent.rounds < twice.spent.rounds
     assert once.spent.bytes < twice.spent.bytes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("what", "call"), [("go_back", 2), ("become", 1), ("become", 4), ("commit", 12)])
+def test_a_race_that_was_killed_where_rounds_are_shared_ends_as_one_that_was_not(
+    what: str, call: int, tmp_path: Path
+) -> None:
+    calls, real = [0], getattr(RunStore, what)
+
+    def killed(self: RunStore, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *args, **kwargs)
+
+    def child() -> None:
+        setattr(RunStore, what, killed)
+        raced(tmp_path / "killed")
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    again, whole = raced(tmp_path / "killed"), raced(tmp_path / "whole")
+    assert (again.spent.rounds, again.spent.bytes) == (whole.spent.rounds, whole.spent.bytes)
+    assert again.plain()["tested"] == whole.plain()["tested"]
+    assert [row["score"] for row in again.tried] == [row["score"] for row in whole.tried]
+    assert again.recommended == whole.recommended

@@ -21,11 +21,12 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.training.fine_tune import FineTune
 from piebald.methods.training.sgd import Sgd
 from piebald.report.tables import History
+from piebald.runs.prepare import recorded_recipe
 from piebald.storage.run_folder import FITTED
 from piebald.storage.store import RunStore
 
 FOLDER = "shared-rounds"
-_OF_RECIPE = ("recipe", "paper", "label")  # of a run's description: all else is the same in runs that share rounds
+_OF_RECIPE = ("recipe", "paper", "label")  # all else of a run's description is the same where rounds are shared
 _OF_RUN = ("id", "created")
 _OF_SCORES = shutil.ignore_patterns(FITTED, "run.lock")  # what was fitted to the models of the recipe that trained them
 
@@ -53,36 +54,34 @@ def digest(recipe: Recipe, meta: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def keep(folder: Path, copy: Path, rounds: int) -> None:
-    """Keep a run as it is after so many rounds, complete or not at all."""
+def keep(folder: Path, copy: Path) -> None:
+    """Keep a run as it is, complete or not at all."""
     partial = copy.with_name(f"{copy.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(folder, partial, ignore=_OF_SCORES)
-    with RunStore.open(partial) as store:
-        store.go_back(rounds)  # drops older checkpoints
     partial.rename(copy)
 
 
-def begin_with(copy: Path, folder: Path, meta: Mapping[str, Any]) -> None:
+def begin_with(copy: Path, folder: Path, recipe: Recipe, label: str) -> None:
     """Make the run in a folder one that has trained as many rounds as a kept one, which has yet to be scored.
 
     Args:
         copy: the kept run.
         folder: of the run; its own earlier scores stay.
-        meta: describes it.
+        recipe, label: of the run.
     """
     partial = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(copy, partial, ignore=_OF_SCORES)
-    scores = dict[str, list[dict[str, Any]]]()
+    meta, scores = {**recorded_recipe(recipe), "label": label}, dict[str, list[dict[str, Any]]]()
     if folder.exists():
         with RunStore.open_read_only(folder) as earlier:
-            meta = {**meta, **{name: earlier.meta[name] for name in _OF_RUN}}
+            meta |= {name: earlier.meta[name] for name in _OF_RUN}
             scores = earlier.all_scores()
     with RunStore.open(partial) as store:
         store.become(meta, scores)
-    # a search that is killed between the two trains this run anew
+    # a search that is killed between the two begins this run anew
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 

@@ -268,19 +268,18 @@ class TrialRuns:
             kept: a folder of what recipes that share their rounds have trained with this seed; what is trained is kept
                 there after each evaluation, since its model is scored by the others as well.
         """
-        reached = shared_rounds.reached(folder)
+        reached, ran = shared_rounds.reached(folder), None
         for step in [*range(self.every, rounds, self.every), rounds] if self.every else [rounds]:
             if step <= reached:
                 continue
+            if ran is not None:
+                ran.close()
             if (copy := kept / str(step)).exists():
-                settings = RunSettings.of_call({**self._options(step, seed), "label": label})
-                shared_rounds.begin_with(
-                    copy, folder, prepare(recipe, self.choosing, self.model_of(label), settings).meta
-                )
-            self.train(recipe, folder, label, seed, step).close()
+                shared_rounds.begin_with(copy, folder, recipe, label)
+            ran = self.train(recipe, folder, label, seed, step)
             if not copy.exists():
-                shared_rounds.keep(folder, copy, step)
-        return self.train(recipe, folder, label, seed, rounds)
+                shared_rounds.keep(folder, copy)
+        return self.train(recipe, folder, label, seed, rounds) if ran is None else ran
 
     def on_all_rows(self) -> TrialRuns:
         """The settings of runs that nothing is chosen by any more: validation rows are trained on, and none scored.
