@@ -18,7 +18,7 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
 from piebald.advice.ensemble import EnsembleMember, Refit
-from piebald.advice.tuning import Budget
+from piebald.advice.tuning import Budget, shared_rounds
 from piebald.advice.tuning.shared_rounds import FOLDER
 from piebald.advice.tuning.space import Cost
 from piebald.advice.tuning.trial_runs import TrialRuns
@@ -169,20 +169,23 @@ def test_the_answer_is_that_of_a_race_that_trains_each_setting_by_itself(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("what", "call"), [("go_back", 2), ("become", 1), ("become", 4), ("commit", 12)])
+@pytest.mark.parametrize(
+    ("owner", "what", "call"),
+    [(shared_rounds, "keep", 2), (RunStore, "become", 1), (RunStore, "become", 4), (RunStore, "commit", 12)],
+)
 def test_a_race_that_was_killed_where_rounds_are_shared_ends_as_one_that_was_not(
-    what: str, call: int, tmp_path: Path
+    owner: Any, what: str, call: int, tmp_path: Path
 ) -> None:
-    calls, real = [0], getattr(RunStore, what)
+    calls, real = [0], getattr(owner, what)
 
-    def killed(self: RunStore, *args: Any, **kwargs: Any) -> Any:
+    def killed(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, *args, **kwargs)
+        return real(*args, **kwargs)
 
     def child() -> None:
-        setattr(RunStore, what, killed)
+        setattr(owner, what, killed)
         raced(tmp_path / "killed")
 
     process = FORK.Process(target=child)
